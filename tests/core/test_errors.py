@@ -1,0 +1,34 @@
+"""Errors are data that survive the trip between processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+
+from vllm_grammar_backend.errors import ErrorCode, GrammarError, pointer
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_round_trips(code: ErrorCode) -> None:
+    error = GrammarError(code, "it is so", "/properties/a~1b", "oneOf", "Do that.")
+    for twin in (
+        GrammarError.from_data(json.loads(json.dumps(error.as_data()))),
+        pickle.loads(pickle.dumps(error)),  # noqa: S301 - our own bytes
+        copy.copy(error),
+    ):
+        assert twin.as_data() == error.as_data()
+        assert str(twin) == str(error)
+    assert str(error) == f"{code}: it is so (keyword 'oneOf' at '/properties/a~1b'). Do that."
+
+
+def test_only_our_own_faults_are_retryable() -> None:
+    assert {code for code in ErrorCode if GrammarError(code, "x").retryable} == {ErrorCode.UNAVAILABLE}
+    assert {GrammarError(code, "x").http_status for code in ErrorCode} == {400, 503}
+
+
+def test_pointer_escapes() -> None:
+    assert pointer("properties", "a/b", "~", 0) == "/properties/a~1b/~0/0"
+    assert pointer() == ""

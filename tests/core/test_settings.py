@@ -1,0 +1,63 @@
+"""File, environment, defaults; errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_grammar_backend.errors import StartupError
+from vllm_grammar_backend.grammar import Whitespace
+from vllm_grammar_backend.settings import Settings, load, load_with_origins
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "grammar.yaml"
+    path.write_text("whitespace: compact\ncache:\n  bytes: 1000\nlimits:\n  depth: 10\n")
+    return path
+
+
+def test_environment_over_file_over_default(file: Path) -> None:
+    settings, origins = load_with_origins(str(file), {"GRAMMAR_BACKEND_CACHE__BYTES": "2000", "OTHER": "x"})
+    assert (settings.cache.bytes, settings.whitespace, settings.limits.depth) == (2000, Whitespace.COMPACT, 10)
+    sources = {origin.key: origin.source for origin in origins}
+    assert sources["cache.bytes"] == "environment GRAMMAR_BACKEND_CACHE__BYTES"
+    assert sources["limits.depth"] == f"file {file}"
+    assert sources["limits.nodes"] == "default"
+
+
+def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    assert load(str(tmp_path / "empty.yaml"), {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("cache: {byte: 1}", ["'cache.byte'", "cache.bytes"]),
+        ("limits: {depth: many}", ["'limits.depth'", "'many'"]),
+        ("limits: {depth: 0}", ["'limits.depth'", "greater than 0"]),
+        ("backend_version: newest", ["'backend_version'", "PEP 440"]),
+        ("whitespace: some", ["'whitespace'", "bounded"]),
+        ("- a list", ["mapping", "list"]),
+        ("a: [", ["cannot be read"]),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, names: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(StartupError) as caught:
+        load(str(path), {})
+    assert all(name in str(caught.value) for name in names), str(caught.value)
+
+
+def test_a_missing_file_and_a_bad_variable_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="missing.yaml"):
+        load(str(tmp_path / "missing.yaml"), {})
+    with pytest.raises(StartupError, match="environment variable GRAMMAR_BACKEND_COMPILE__WORKER"):
+        load(None, {"GRAMMAR_BACKEND_COMPILE__WORKER": "3"})
+
+
+def test_the_digest_changes_with_any_setting(file: Path) -> None:
+    assert load(str(file), {}).digest != Settings().digest == load(None, {}).digest

@@ -1,0 +1,102 @@
+"""`vllm-grammar check`: the verdict a server would give, before it is asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vllm_grammar_backend import admission, engines, settings
+from vllm_grammar_backend.compile.job import build
+from vllm_grammar_backend.engines.base import Engine
+from vllm_grammar_backend.engines.vocabulary import Vocabulary, byte_vocabulary, from_directory
+from vllm_grammar_backend.errors import GrammarError, StartupError
+from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
+from vllm_grammar_backend.settings import Settings
+
+EXAMPLES = """\b
+Examples:
+  vllm-grammar check order.json invoice.json --backend guidance
+  vllm-grammar check phone.txt --kind regex --backend xgrammar
+  cat order.json | vllm-grammar check - --backend xgrammar --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--backend", required=True, type=click.Choice(engines.NAMES), help="The backend the server pins.")
+@click.option(
+    "--kind",
+    default="json",
+    show_default=True,
+    type=click.Choice(["json", "regex", "grammar", "choice", "structural_tag"]),
+    help="What the files hold: a JSON Schema, a regex, a grammar, a JSON list of strings, a structural tag.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, file_okay=False),
+    help="Directory of the model's tokenizer; without it, single bytes are the vocabulary.",
+)
+@click.option("--grammar-config", metavar="FILE", help="The server's settings file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per file instead of a line of text.")
+def check(
+    files: tuple[str, ...], backend: str, kind: str, tokenizer: str | None, grammar_config: str | None, as_json: bool
+) -> None:
+    """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined."""
+    try:
+        found = settings.load(grammar_config)
+        engine, version = _engine(backend, from_directory(tokenizer) if tokenizer else byte_vocabulary())
+    except StartupError as error:
+        raise click.ClickException(str(error)) from None
+    declined = False
+    for file, verdict in _verdicts(files, GrammarKind(kind), engine, found):
+        declined |= verdict["verdict"] == "declined"
+        if as_json:
+            click.echo(json.dumps({"file": file, "backend": backend, "version": version, **verdict}))
+        else:
+            click.echo(_line(file, verdict))
+    sys.exit(1 if declined else 0)
+
+
+def _engine(backend: str, vocabulary: Vocabulary) -> tuple[Engine, str]:
+    version = engines.require(backend)
+    return engines.load(backend, vocabulary), version
+
+
+def _verdicts(
+    files: tuple[str, ...], kind: GrammarKind, engine: Engine, found: Settings
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    options = GrammarOptions(found.whitespace, found.formats)
+    for file in files:
+        text = _read(file)
+        if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
+            text = text.removesuffix("\n")
+        spec: GrammarSpec | None = None
+        try:
+            spec = admission.admit(kind, text, options, found.limits)
+            build(spec, engine)
+        except GrammarError as error:
+            outcome: dict[str, Any] = {"verdict": "declined", **error.as_data()}
+        else:
+            outcome = {"verdict": "enforced"}
+        yield file, {**outcome, "digest": spec.digest if spec else None}
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file} cannot be read: {error}") from None
+
+
+def _line(file: str, verdict: dict[str, Any]) -> str:
+    if verdict["verdict"] == "enforced":
+        return f"enforced  {file}  {verdict['digest'][:16]}"
+    return f"declined  {file}  {GrammarError.from_data({k: verdict[k] for k in _ERROR_FIELDS})}"
+
+
+_ERROR_FIELDS = ("code", "reason", "pointer", "keyword", "hint")

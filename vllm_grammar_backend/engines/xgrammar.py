@@ -1,0 +1,188 @@
+"""The `xgrammar` backend: a pushdown automaton whose context-free share of the masks is made at compile time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Self
+
+import numpy as np
+import xgrammar as xgr
+
+from vllm_grammar_backend.engines import ebnf, structural_tag
+from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Matcher, Row
+from vllm_grammar_backend.engines.vocabulary import Vocabulary
+from vllm_grammar_backend.engines.whitespace import MAX_RUN
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
+
+COMPILE_THREADS: Final = 1
+"""Per compile. Several compiles run side by side, and none may take a core that the engine's own thread needs."""
+
+_WHITESPACE: Final[dict[Whitespace, dict[str, Any]]] = {
+    Whitespace.BOUNDED: {"any_whitespace": True, "max_whitespace_cnt": MAX_RUN},
+    Whitespace.FLEXIBLE: {"any_whitespace": True},
+    Whitespace.COMPACT: {"any_whitespace": False},
+}
+
+
+class XgrammarEngine(Engine):
+    """xgrammar bound to one vocabulary."""
+
+    name = "xgrammar"
+    distribution = "xgrammar"
+    kinds = frozenset(GrammarKind)
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        # The library takes every token without text for a special one: it neither allows nor accepts those.
+        tokenizer = xgr.TokenizerInfo(
+            vocabulary.texts,
+            xgr.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=[min(vocabulary.eos_ids)],
+        )
+        # Compiled grammars are cached by us, by bytes; a second cache inside would hold what ours has evicted.
+        self._compiler = xgr.GrammarCompiler(tokenizer, max_threads=COMPILE_THREADS, cache_enabled=False)
+        self.has_text = bytes(bool(text) for text in vocabulary.texts)
+
+    def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
+        try:
+            return XgrammarGrammar(self, _COMPILE[spec.kind](self._compiler, spec))
+        except (RuntimeError, ValueError) as error:
+            raise explain(str(error), spec.kind) from None
+
+
+def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    # `strict_mode` would close every object and array that the schema leaves open.
+    return compiler.compile_json_schema(spec.text, strict_mode=False, **_WHITESPACE[spec.options.whitespace])
+
+
+def _json_object(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    return compiler.compile_json_schema(
+        '{"type":"object"}', strict_mode=False, **_WHITESPACE[spec.options.whitespace]
+    )
+
+
+def _choice(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    return compiler.compile_grammar(ebnf.choice(json.loads(spec.text)))
+
+
+def _grammar(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    if ebnf.is_ebnf(spec.text):
+        return compiler.compile_grammar(spec.text)
+    return compiler.compile_lark(spec.text)
+
+
+def _structural_tag(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    def open_schema(schema: object) -> str:
+        options = _WHITESPACE[spec.options.whitespace]
+        return str(xgr.Grammar.from_json_schema(json.dumps(schema), strict_mode=False, **options))
+
+    return compiler.compile_structural_tag(structural_tag.to_xgrammar(json.loads(spec.text), open_schema))
+
+
+_COMPILE: Final[dict[GrammarKind, Callable[[xgr.GrammarCompiler, GrammarSpec], xgr.CompiledGrammar]]] = {
+    GrammarKind.JSON: _json,
+    GrammarKind.JSON_OBJECT: _json_object,
+    GrammarKind.REGEX: lambda compiler, spec: compiler.compile_regex(spec.text),
+    GrammarKind.CHOICE: _choice,
+    GrammarKind.GRAMMAR: _grammar,
+    GrammarKind.STRUCTURAL_TAG: _structural_tag,
+}
+
+
+class XgrammarGrammar(CompiledGrammar):
+    """The library's compiled grammar, which matchers only read."""
+
+    def __init__(self, engine: XgrammarEngine, compiled: xgr.CompiledGrammar) -> None:
+        self.engine = engine
+        self.compiled = compiled
+        self._nbytes = compiled.memory_size_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> XgrammarMatcher:
+        # The library keeps its whole history whatever `max_rollback` says.
+        return XgrammarMatcher(self, xgr.GrammarMatcher(self.compiled), stop_token_ids)
+
+
+class XgrammarMatcher(Matcher):
+    """xgrammar's matcher, never shown a stop token: so it never terminates and its masks stay available."""
+
+    def __init__(self, grammar: XgrammarGrammar, inner: xgr.GrammarMatcher, stop_token_ids: Iterable[int]) -> None:
+        super().__init__(grammar.engine.vocabulary, stop_token_ids)
+        self._grammar = grammar
+        self._inner = inner
+        self._has_text = grammar.engine.has_text
+        self._text_row = grammar.engine.vocabulary.text_row
+
+    def copy(self) -> Self:
+        twin = type(self)(self._grammar, self._inner.fork(), self._stops)
+        twin._stopped = self._stopped
+        twin.dead_ends = self.dead_ends
+        return twin
+
+    def _advance(self, token: int) -> bool:
+        # The library prints a warning for every special or unknown id it is asked about.
+        if not (0 <= token < len(self._has_text) and self._has_text[token]):
+            return False
+        return bool(self._inner.accept_token(token))
+
+    def _retreat(self, count: int) -> None:
+        self._inner.rollback(count)
+
+    def _restart(self) -> None:
+        self._inner.reset()
+
+    def _mask(self, row: Row) -> None:
+        # A numpy row goes in by DLPack, without a torch tensor. The library sets bits past the vocabulary.
+        self._inner.fill_next_token_bitmask(row[np.newaxis, :])
+        row &= self._text_row
+
+    def _accepting(self) -> bool:
+        return bool(self._inner.is_completed())
+
+
+_STAMP: Final = re.compile(r"^\[[^\]]*\]\s*\S+?:\d+:\s*")
+
+
+def explain(message: str, kind: GrammarKind) -> GrammarError:
+    """Turn the library's message into an error of ours without a word of the client's text."""
+    head = _STAMP.sub("", message)
+    json_kind = kind in (GrammarKind.JSON, GrammarKind.JSON_OBJECT)
+    for needle, code, reason, keyword in _SCHEMA_REASONS if json_kind else _SYNTAX_REASONS:
+        if needle in head:
+            return GrammarError(code, reason, keyword=keyword or (None if json_kind else kind.value))
+    if json_kind:
+        return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, "xgrammar cannot compile this schema")
+    return GrammarError(ErrorCode.INVALID_GRAMMAR, f"the {kind.value} cannot be parsed", keyword=kind.value)
+
+
+_SCHEMA_REASONS: Final = (
+    ("Failed to parse JSON", ErrorCode.INVALID_SCHEMA, "the schema is not JSON", None),
+    ("Unsupported type", ErrorCode.INVALID_SCHEMA, "it names a type that JSON does not have", "type"),
+    ("Cannot find field", ErrorCode.INVALID_SCHEMA, "a reference leads nowhere", "$ref"),
+    ("cannot accept any value", ErrorCode.UNSATISFIABLE, "no document satisfies it", None),
+    ("enum array must not be empty", ErrorCode.UNSATISFIABLE, "no document satisfies an empty enum", "enum"),
+    ("Invalid range", ErrorCode.UNSATISFIABLE, "its bounds leave no value", None),
+    ("egex", ErrorCode.UNSUPPORTED_SCHEMA, "xgrammar cannot read a regular expression used here", "pattern"),
+)
+_SYNTAX_REASONS: Final = (
+    ("ookahead", ErrorCode.INVALID_GRAMMAR, "look-around is not supported", None),
+    ("ookbehind", ErrorCode.INVALID_GRAMMAR, "look-around is not supported", None),
+    ("Backreference", ErrorCode.INVALID_GRAMMAR, "back-references are not supported", None),
+    ("null character", ErrorCode.INVALID_GRAMMAR, "it holds a NUL character", None),
+    ("Unclosed '['", ErrorCode.INVALID_GRAMMAR, "a character class is not closed", None),
+    ("is not defined", ErrorCode.INVALID_GRAMMAR, "it refers to a rule that is not defined", None),
+    ("unknown name", ErrorCode.INVALID_GRAMMAR, "it refers to a rule that is not defined", None),
+    ("multiple times", ErrorCode.INVALID_GRAMMAR, "a rule is defined twice", None),
+    ("duplicate rule", ErrorCode.INVALID_GRAMMAR, "a rule is defined twice", None),
+    ("root rule", ErrorCode.INVALID_GRAMMAR, "there is no rule named root", None),
+    ("no start rule", ErrorCode.INVALID_GRAMMAR, "there is no start rule", None),
+    ("not recognized", ErrorCode.UNSUPPORTED_KIND, "xgrammar has no such format", None),
+    ("does not match any trigger", ErrorCode.INVALID_GRAMMAR, "a tag begins with none of the triggers", "triggers"),
+)

@@ -1,0 +1,111 @@
+"""The front end's side of `ensure`: a table of known verdicts, and vLLM's own utility calls behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any, Final
+
+from cachetools import LRUCache, TTLCache
+
+from vllm_grammar_backend import admission, pin, settings, ticket
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.service import GrammarService, Outcome
+from vllm_grammar_backend.ticket import Ticket
+
+UTILITY: Final = "grammar_ensure"
+"""The EngineCore method by which `vouch` reaches `answer`."""
+KNOWN_GOOD: Final = 100_000
+"""Digests remembered as good; about 200 bytes each."""
+KNOWN_BAD: Final = 10_000
+BAD_TTL_S: Final = 30.0
+
+
+class Gate:
+    """Admits constraints in one front-end process. Used on one event loop, or by one thread offline."""
+
+    def __init__(self, found: pin.Pin, structured_outputs_config: Any) -> None:
+        self._settings = settings.load(found.file)
+        self._defaults = pin.options_of(self._settings, structured_outputs_config)
+        self._good: LRUCache[str, bool] = LRUCache(KNOWN_GOOD)
+        self._bad: TTLCache[str, GrammarError] = TTLCache(KNOWN_BAD, BAD_TTL_S)
+
+    def issue(self, params: Any) -> Ticket:
+        """Bounds, one parse, the digest. Raises GrammarError."""
+        kind, value = ticket.constraint(params)
+        options = ticket.request_options(params, self._defaults)
+        return Ticket(admission.admit(kind, value, options, self._settings.limits), value)
+
+    async def issue_async(self, params: Any) -> Ticket:
+        """As `issue`; a large constraint is walked on a thread, so that the loop keeps turning."""
+        _, value = ticket.constraint(params)
+        return self.issue(params) if admission.is_small(value) else await asyncio.to_thread(self.issue, params)
+
+    async def vouch(self, admitted: Ticket, client: Any) -> None:
+        """Wait until the engine has the grammar ready. A known digest costs a look-up.
+
+        Args:
+            admitted: from `issue`.
+            client: vLLM's asynchronous engine-core client.
+
+        Raises:
+            GrammarError: the verdict.
+        """
+        if not self._known(admitted):
+            answers = await client.call_utility_all_async(UTILITY, admitted)
+            self._record(admitted, answers)
+
+    def vouch_blocking(self, admitted: Ticket, client: Any) -> None:
+        """As `vouch`, for offline use; `client` is vLLM's synchronous or in-process engine-core client."""
+        if self._known(admitted):
+            return
+        inner = getattr(client, "engine_core", None)
+        answer = client.call_utility(UTILITY, admitted) if inner is None else getattr(inner, UTILITY)(admitted).result()
+        self._record(admitted, [answer])
+
+    def _known(self, admitted: Ticket) -> bool:
+        digest = admitted.spec.digest
+        refusal = self._bad.get(digest)
+        if refusal is not None:
+            raise refusal
+        return digest in self._good
+
+    def _record(self, admitted: Ticket, answers: list[dict[str, str | None]]) -> None:
+        digest = admitted.spec.digest
+        refusals = [GrammarError.from_data(answer) for answer in answers if answer]
+        if not refusals:
+            self._good[digest] = True
+            return
+        if refusals[0].code is not ErrorCode.UNAVAILABLE:
+            self._bad[digest] = refusals[0]
+        raise refusals[0]
+
+
+def answer(service: GrammarService, data: dict[str, str]) -> Future[dict[str, str | None]]:
+    """The engine's side: {} when the grammar is ready, an error as data when it is not.
+
+    Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
+    """
+    reply: Future[dict[str, str | None]] = Future()
+
+    def settle(done: Future[Outcome]) -> None:
+        outcome = done.result()
+        reply.set_result(outcome.as_data() if isinstance(outcome, GrammarError) else {})
+
+    service.ensure(ticket.read(data)).add_done_callback(settle)
+    return reply
+
+
+def check_companions(request: object, *, beam_search: bool = False) -> None:
+    """Refuse options of a request (or its sampling parameters) that would drop or break any constraint beside them.
+
+    Raises:
+        GrammarError: names the option.
+    """
+    if beam_search or getattr(request, "use_beam_search", False):
+        option, why = "use_beam_search", "beam search does not keep to a constraint"
+    elif getattr(request, "allowed_token_ids", None) is not None:
+        option, why = "allowed_token_ids", "allowed_token_ids beside a constraint can leave no token at all"
+    else:
+        return
+    raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, why, keyword=option)

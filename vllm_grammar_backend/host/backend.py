@@ -1,0 +1,191 @@
+"""The engine's side: vLLM's two structured-output ABCs over our matchers, and the service behind them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
+
+from vllm_grammar_backend import __version__, admission, gate, pin, ticket
+from vllm_grammar_backend.engines import vocabulary
+from vllm_grammar_backend.engines.base import Matcher
+from vllm_grammar_backend.errors import GrammarError
+from vllm_grammar_backend.grammar import GrammarKind
+from vllm_grammar_backend.host import capabilities, flags
+from vllm_grammar_backend.host.seams import Function, Seam
+from vllm_grammar_backend.service import GrammarService, Outcome, Ready
+
+logger = logging.getLogger("vllm.grammar_backend")
+
+
+
+class PinnedGrammar(StructuredOutputGrammar):
+    """One request's matcher as vLLM sees it.
+
+    Never calls itself terminated: vLLM would then allow every token. The matcher keeps its last row closed instead.
+    """
+
+    def __init__(self, matcher: Matcher, backend: PinnedBackend) -> None:
+        self._matcher = matcher
+        self._backend = backend
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return self._matcher.accept(tokens)
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens[: self._matcher.validate(tokens)]
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        self._matcher.fill(self._backend.rows(bitmask)[batch_index])
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self._matcher.reset()
+
+
+class PinnedBackend(StructuredOutputBackend):
+    """One per engine. vLLM's manager allocates its bitmask here; grammars come from the service."""
+
+    def __init__(self, vllm_config: Any, tokenizer: Any, service: GrammarService) -> None:
+        super().__init__(vllm_config, tokenizer, service.engine.vocabulary.size)
+        self.service = service
+        self.defaults = pin.options_of(service.settings, vllm_config.structured_outputs_config)
+        self._max_rollback = int(getattr(vllm_config, "num_speculative_tokens", 0)) + 1
+        self._seen: tuple[torch.Tensor, NDArray[np.int32]] | None = None
+
+    def grammar(self, ready: Ready, stop_token_ids: Iterable[int]) -> PinnedGrammar:
+        stops = set(stop_token_ids) or self.service.engine.vocabulary.eos_ids
+        return PinnedGrammar(ready.compiled.matcher(stops, max_rollback=self._max_rollback), self)
+
+    def rows(self, bitmask: torch.Tensor) -> NDArray[np.int32]:
+        """The bitmask as a numpy view, made once per tensor."""
+        if self._seen is None or self._seen[0] is not bitmask:
+            self._seen = (bitmask, bitmask.numpy())
+        return self._seen[1]
+
+    def compile_grammar(
+        self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
+    ) -> StructuredOutputGrammar:
+        """For callers that hold no request; waits for the build."""
+        spec = admission.admit(
+            GrammarKind(request_type.name.lower()), grammar_spec, self.defaults, self.service.settings.limits
+        )
+        outcome = self.service.ensure(spec).result()
+        if isinstance(outcome, GrammarError):
+            raise ValueError(str(outcome))
+        return self.grammar(outcome, stop_token_ids or ())
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
+        return torch.full((max_num_seqs, self.service.engine.vocabulary.row_width), -1, dtype=torch.int32)
+
+    def destroy(self) -> None:
+        self.service.close()
+
+
+def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBackend:
+    """Check, load the pinned library with the model's vocabulary, and log the one start-up line.
+
+    Raises:
+        StartupError: one sentence that says what to do.
+    """
+    settings = flags.check(found, vllm_config.structured_outputs_config)
+    model = vllm_config.model_config
+    ends = vocabulary.end_ids(model.try_get_generation_config(), vars(model.hf_config))
+    known = vocabulary.from_tokenizer(tokenizer, model.get_vocab_size(), ends)
+    service = GrammarService.start(found.backend, known, settings)
+    backend = PinnedBackend(vllm_config, tokenizer, service)
+    if not vllm_config.parallel_config.data_parallel_rank:
+        logger.info("%s", describe(backend))
+    return backend
+
+
+def describe(backend: PinnedBackend) -> str:
+    """The start-up line."""
+    service = backend.service
+    routes = "on" if capabilities.routes_on() else f"off (set VLLM_PLUGINS={capabilities.plugins_value()})"
+    return (
+        f"vllm-grammar-backend {__version__}: backend {service.engine.name} "
+        f"({service.engine.distribution} {service.version}), settings {service.settings.digest[:12]}, "
+        f"vocabulary {service.engine.vocabulary.size} tokens, {len(SEAMS)} engine seams in place, HTTP routes {routes}"
+    )
+
+
+def _start_with_engine(original: Function) -> Function:
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from vllm.v1.engine.core import EngineCore
+
+        original(self, vllm_config, *args, **kwargs)
+        found = pin.Pin.find(vllm_config.additional_config)
+        if found is not None and not vllm_config.model_config.skip_tokenizer_init:
+            self.backend = start_backend(vllm_config, self.tokenizer, found)
+            # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
+            service = self.backend.service
+            setattr(EngineCore, gate.UTILITY, lambda _core, data: gate.answer(service, data))
+
+    return __init__
+
+
+def _init_grammar(original: Function) -> Function:
+    def grammar_init(self: Any, request: Any) -> None:
+        wanted = request.structured_output_request
+        if wanted is None or not isinstance(self.backend, PinnedBackend):
+            original(self, request)
+            return
+        wanted.grammar = _grammar_for(self.backend, request, wait=not self._use_async_grammar_compilation)
+
+    return grammar_init
+
+
+def _grammar_for(backend: PinnedBackend, request: Any, *, wait: bool) -> PinnedGrammar | Future[PinnedGrammar]:
+    """A grammar at once on a hit; else a future of our own, which the scheduler polls."""
+    params = request.sampling_params
+    stops = params.all_stop_token_ids
+    promise: Future[PinnedGrammar] = Future()
+
+    def settle(outcome: Outcome) -> None:
+        if isinstance(outcome, Ready):
+            promise.set_result(backend.grammar(outcome, stops))
+        else:
+            promise.set_exception(ValueError(str(outcome)))
+
+    try:
+        spec = ticket.spec_of(params, backend.defaults, backend.service.settings.limits)
+    except GrammarError as error:
+        settle(error)
+        return promise
+    known = backend.service.lookup(spec)
+    if isinstance(known, Ready):
+        return backend.grammar(known, stops)
+    job = backend.service.ensure(spec)
+    if wait:
+        settle(job.result())
+        return promise.result() if promise.exception() is None else promise
+    job.add_done_callback(lambda done: settle(done.result()))
+    return promise
+
+
+SEAMS: Final = (
+    Seam(
+        "vllm.v1.structured_output:StructuredOutputManager.__init__",
+        "self vllm_config",
+        _start_with_engine,
+        "the pinned backend is loaded, and refused, at start and not at the first request",
+    ),
+    Seam(
+        "vllm.v1.structured_output:StructuredOutputManager.grammar_init",
+        "self request",
+        _init_grammar,
+        "a hit is set at once and a miss is a future of ours, so that no hit queues behind a compile",
+    ),
+)

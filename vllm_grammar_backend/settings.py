@@ -1,0 +1,164 @@
+"""One frozen settings tree: a YAML file, overridden by the environment, over defaults. Unknown keys are errors.
+
+    GRAMMAR_BACKEND_CACHE__BYTES=2147483648 overrides `cache: {bytes: ...}` of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from vllm_grammar_backend.errors import StartupError
+from vllm_grammar_backend.grammar import Formats, Whitespace
+
+ENVIRONMENT_PREFIX: Final = "GRAMMAR_BACKEND_"
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"not a PEP 440 version specifier: {error}") from None
+    return text
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(_Section):
+    """Bounds on one constraint, checked on the request path before anything else looks at it."""
+
+    bytes: int = Field(256 * 1024, gt=0, description="bytes of one schema, grammar or tag as compact UTF-8")
+    depth: int = Field(64, gt=0, le=200, description="nested objects and arrays; each level costs a stack frame")
+    nodes: int = Field(50_000, gt=0, description="JSON values in one schema; about 1 µs each on the request path")
+    enum: int = Field(50_000, gt=0, description="entries of one array, `enum` above all")
+    regex_bytes: int = Field(4096, gt=0, description="bytes of one regular expression")
+
+
+class Compile(_Section):
+    """Work on schemas nobody has seen yet."""
+
+    workers: int = Field(2, gt=0, le=256, description="schemas worked on at once, per rank")
+
+
+class Cache(_Section):
+    """Compiled grammars in memory."""
+
+    bytes: int = Field(1024**3, ge=0, description="bytes of compiled grammars kept, per rank")
+
+
+class Settings(_Section):
+    """Everything an operator can set. The backend itself is pinned on the command line."""
+
+    backend_version: Annotated[str, AfterValidator(_specifier)] = Field(
+        "", description="PEP 440 specifier the backend library must match; empty for any"
+    )
+    whitespace: Whitespace = Field(Whitespace.BOUNDED, description="where JSON whitespace may stand")
+    formats: Formats = Field(Formats.ASSERT, description="whether `format` is enforced or an annotation")
+    limits: Limits = Limits()
+    compile: Compile = Compile()
+    cache: Cache = Cache()
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256; ranks of one deployment must agree on it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One leaf of the tree: dotted key, value in force, and where it came from."""
+
+    key: str
+    value: object
+    source: str
+
+
+def load(file: str | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings file and the environment.
+
+    Raises:
+        StartupError: unreadable file, unknown key or bad value; names the key and what is allowed.
+    """
+    settings, _ = load_with_origins(file, environment)
+    return settings
+
+
+def load_with_origins(
+    file: str | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[Settings, list[Origin]]:
+    """As `load`, with the source of every value, for `vllm-grammar doctor`."""
+    from_file = _read_file(file) if file else {}
+    from_environment = _read_environment(os.environ if environment is None else environment)
+    try:
+        settings = Settings.model_validate(_merge(from_file, from_environment))
+    except ValidationError as error:
+        raise StartupError(_explain(error, from_environment, file)) from None
+    sources = {key: f"file {file}" for key, _ in _leaves(from_file)}
+    sources |= {key: "environment " + _variable(key) for key, _ in _leaves(from_environment)}
+    leaves = _leaves(settings.model_dump(mode="json"))
+    return settings, [Origin(key, value, sources.get(key, "default")) for key, value in leaves]
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+
+
+def _read_file(file: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StartupError(f"The settings file {file!r} cannot be read: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise StartupError(f"The settings file {file!r} must hold a mapping of settings, not a {type(tree).__name__}.")
+    return tree
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            *sections, leaf = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[leaf] = value
+    return tree
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        base = merged.get(key)
+        merged[key] = _merge(base, value) if isinstance(base, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _explain(error: ValidationError, from_environment: dict[str, Any], file: str | None) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    overridden = key in {leaf for leaf, _ in _leaves(from_environment)}
+    place = f"environment variable {_variable(key)}" if overridden else f"settings file {file!r}"
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(name for name, _ in _leaves(Settings().model_dump(mode="json")))
+        return f"Unknown setting {key!r} in {place}; the settings are: {known}."
+    return f"Bad value {first['input']!r} for setting {key!r} in {place}: {first['msg']}."
