@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 import urllib.error
@@ -24,16 +25,23 @@ import jsonschema
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "capital": {"type": "string", "maxLength": 40},
+        "name": {"type": "string"},
+        "capital": {"type": "string"},
         "continent": {"enum": ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]},
-        "population_millions": {"type": "integer"},
-        "island": {"type": "boolean"},
+        "population_millions": {"type": "integer", "minimum": 0},
+        "languages": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
     },
-    "required": ["name", "capital", "continent", "population_millions", "island"],
+    "required": ["name", "capital", "continent", "population_millions", "languages"],
     "additionalProperties": False,
 }
-QUESTION = "Describe Japan."
+TEXT = "Japan is a country in Asia. Its capital is Tokyo. 124 million people live there and speak Japanese."
+# The schema decides the form of the answer; what it says is the model's, and one this small needs an example.
+EXAMPLE = (
+    "Text: France is a country in Europe. Its capital is Paris. 68 million people live there and speak French.\n"
+    'JSON: {"name": "France", "capital": "Paris", "continent": "Europe", "population_millions": 68, '
+    '"languages": ["French"]}'
+)
+LOG_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ [\d:. -]+)?(\[[\w.]+:\d+\] )?")
 STARTUP = re.compile(r"vllm-grammar-backend \d.*")
 
 
@@ -41,7 +49,7 @@ def request_body(model: str) -> dict[str, Any]:
     """An OpenAI chat completion whose answer must be a document of `SCHEMA`."""
     return {
         "model": model,
-        "messages": [{"role": "user", "content": QUESTION}],
+        "messages": [{"role": "user", "content": f"{EXAMPLE}\n\nText: {TEXT}\nJSON:"}],
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "country", "strict": True, "schema": SCHEMA},
@@ -85,12 +93,9 @@ def is_running(pid: int) -> bool:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
-
-
-def report_progress(log: Path, started: float) -> None:
-    line = next(iter(last_lines(log, 1)), "")
-    print(f"    {time.monotonic() - started:4.0f} s  {line.strip()[:140]}", flush=True)
+    """The end of a log, without blank lines and what a progress bar has overwritten."""
+    lines = (line.rpartition("\r")[2].strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n"))
+    return [line for line in lines if line][-count:]
 
 
 def wait(url: str, pid: int, log: Path, timeout: float) -> int:
@@ -103,9 +108,10 @@ def wait(url: str, pid: int, log: Path, timeout: float) -> int:
             print(f"error: the server {why}. The end of its log, {log}:", file=sys.stderr)
             print("\n".join(last_lines(log, 40)), file=sys.stderr)
             return 1
-        if now - shown >= 5:  # noqa: PLR2004
+        if now - shown >= 5:
             shown = now
-            report_progress(log, started)
+            line = LOG_PREFIX.sub("", next(iter(last_lines(log, 1)), ""))
+            print(f"    {now - started:4.0f} s  {line[:120]}", flush=True)
         time.sleep(0.3)
     print(f"    {time.monotonic() - started:4.0f} s  healthy")
     return 0
@@ -119,7 +125,7 @@ def startup_line(log: Path) -> str | None:
 
 def send(url: str, log: Path | None) -> int:
     model = json.loads(fetch(f"{url}/v1/models"))["data"][0]["id"]
-    print(f"question:   {QUESTION}")
+    print(f"text:       {TEXT}")
     started = time.monotonic()
     try:
         answer = json.loads(fetch(f"{url}/v1/chat/completions", request_body(model)))
@@ -140,14 +146,17 @@ def send(url: str, log: Path | None) -> int:
     if log is None:
         return 0
     served_by = startup_line(log)
-    print(f"served by:  {served_by or 'vLLM itself: the plugin is not in its log'}")
-    return 0 if served_by else 1
+    if served_by is None:
+        print(f"error: the plugin is not in the log {log}; did another server answer on this port?", file=sys.stderr)
+        return 1
+    print(f"served by:  {served_by}")
+    return 0
 
 
 def print_curl(url: str) -> int:
     model = json.loads(fetch(f"{url}/v1/models"))["data"][0]["id"]
     body = json.dumps(request_body(model))
-    print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
     return 0
 
 

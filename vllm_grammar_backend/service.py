@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from cachetools import TTLCache
 
-from vllm_grammar_backend import engines
+from vllm_grammar_backend import __version__, engines
 from vllm_grammar_backend.cache.memory import GrammarCache
 from vllm_grammar_backend.compile.pool import ThreadPool
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
@@ -24,6 +24,20 @@ logger = logging.getLogger(__name__)
 REFUSALS_KEPT: Final = 4096
 REFUSAL_TTL_S: Final = 60.0
 """A refusal is remembered this long, so that a client's retries cost nothing, and no longer."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since start. A request for a grammar is one of the first four."""
+
+    hits: int = 0
+    builds: int = 0
+    joined: int = 0
+    """Waited for a build that another request had started."""
+    refused_again: int = 0
+    """Answered from the memory of refusals."""
+    refusals: int = 0
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ class GrammarService:
         self._refusals: TTLCache[GrammarKey, GrammarError] = TTLCache(REFUSALS_KEPT, REFUSAL_TTL_S)
         self._in_flight: dict[GrammarKey, Future[Outcome]] = {}
         self._lock = threading.Lock()
+        self._counts = Counts()
 
     @classmethod
     def start(cls, backend: str, vocabulary: Vocabulary, settings: Settings) -> Self:
@@ -59,6 +74,13 @@ class GrammarService:
         """
         return cls(engines.load(backend, vocabulary), engines.require(backend), settings)
 
+    def __str__(self) -> str:
+        """The plugin's version, the pinned backend and its own: the start-up line begins with it."""
+        return (
+            f"vllm-grammar-backend {__version__}: backend {self.engine.name} ({self.engine.distribution} "
+            f"{self.version}), settings {self.settings.digest[:12]}, vocabulary {self.engine.vocabulary.size} tokens"
+        )
+
     def key(self, spec: GrammarSpec) -> GrammarKey:
         return GrammarKey(spec.digest, self.engine.name, self.version, self.engine.vocabulary.digest)
 
@@ -66,10 +88,11 @@ class GrammarService:
         """What is known in memory: never waits, never computes."""
         key = self.key(spec)
         compiled = self._cache.get(key)
-        if compiled is not None:
-            return Ready(key, compiled)
         with self._lock:
-            return self._refusals.get(key)
+            refusal = self._refusals.get(key)
+            self._counts.hits += compiled is not None
+            self._counts.refused_again += refusal is not None
+        return Ready(key, compiled) if compiled is not None else refusal
 
     def ensure(self, spec: GrammarSpec) -> Future[Outcome]:
         """Have the grammar ready, or know why not. One build per key, however many ask.
@@ -84,14 +107,30 @@ class GrammarService:
         with self._lock:
             joined = self._in_flight.get(key)
             if joined is not None:
+                self._counts.joined += 1
                 return joined
             outcome: Future[Outcome] = Future()
             self._in_flight[key] = outcome
+            self._counts.builds += 1
         try:
             self._pool.submit(spec).add_done_callback(lambda job: self._settle(key, job, outcome))
         except RuntimeError:
             self._finish(key, GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"), outcome)
         return outcome
+
+    def statistics(self) -> dict[str, str | int]:
+        """Counts since start, and what is held now; digests and schemas are not in it."""
+        with self._lock:
+            counts = {**asdict(self._counts), "in_flight": len(self._in_flight)}
+        return {
+            "backend": self.engine.name,
+            "version": self.version,
+            "settings": self.settings.digest,
+            "vocabulary": self.engine.vocabulary.digest,
+            "cache_entries": len(self._cache),
+            "cache_bytes": self._cache.bytes,
+            **counts,
+        }
 
     def close(self) -> None:
         self._pool.close()
@@ -106,9 +145,11 @@ class GrammarService:
         elif isinstance(error, GrammarError):
             with self._lock:
                 self._refusals[key] = error
+                self._counts.refusals += 1
             logger.info("Grammar %s refused by %s: %s", key.digest[:16], key.backend, error.code)
             result = error
         else:
+            self._counts.faults += 1
             # The exception's own text may quote the schema, which is private.
             logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
             result = GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")

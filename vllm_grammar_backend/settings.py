@@ -1,6 +1,6 @@
 """One frozen settings tree: a YAML file, overridden by the environment, over defaults. Unknown keys are errors.
 
-    GRAMMAR_BACKEND_CACHE__BYTES=2147483648 overrides `cache: {bytes: ...}` of the file.
+GRAMMAR_BACKEND_CACHE__BYTES=2147483648 overrides `cache: {bytes: ...}` of the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from vllm_grammar_backend.errors import StartupError
 from vllm_grammar_backend.grammar import Formats, Whitespace
@@ -56,6 +56,12 @@ class Cache(_Section):
     bytes: int = Field(1024**3, ge=0, description="bytes of compiled grammars kept, per rank")
 
 
+class Control(_Section):
+    """The HTTP control plane."""
+
+    admin_key: SecretStr | None = Field(None, description="key asked for in X-Admin-Key; none: no control plane")
+
+
 class Settings(_Section):
     """Everything an operator can set. The backend itself is pinned on the command line."""
 
@@ -67,6 +73,7 @@ class Settings(_Section):
     limits: Limits = Limits()
     compile: Compile = Compile()
     cache: Cache = Cache()
+    control: Control = Control()
 
     @property
     def digest(self) -> str:

@@ -93,7 +93,7 @@ def _options_differ(options: GrammarOptions, params: Any) -> bool:
 
 
 def spec_of(sampling_params: Any, defaults: GrammarOptions, limits: Limits) -> GrammarSpec:
-    """The constraint of a request that reached the engine: its ticket's, or, where its front end made none, admitted now.
+    """The constraint of a request in the engine: its ticket's, or, where its front end made none, admitted now.
 
     Raises:
         GrammarError: as `admission.admit`.

@@ -53,9 +53,9 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, names: list[str])
 
 
 def test_a_missing_file_and_a_bad_variable_are_named(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="missing.yaml"):
+    with pytest.raises(StartupError, match=r"missing\.yaml"):
         load(str(tmp_path / "missing.yaml"), {})
-    with pytest.raises(StartupError, match="environment variable GRAMMAR_BACKEND_COMPILE__WORKER"):
+    with pytest.raises(StartupError, match=r"environment variable GRAMMAR_BACKEND_COMPILE__WORKER"):
         load(None, {"GRAMMAR_BACKEND_COMPILE__WORKER": "3"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-ARGUMENTS: Final = "--enforce-eager --dtype bfloat16 --max-model-len 2048 --max-num-seqs 16".split()
+ARGUMENTS: Final = ("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "16")
 
 
 def vllm(*arguments: str) -> list[str]:
@@ -45,13 +46,16 @@ class Server:
     model: Path
     logs: Path
     arguments: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=lambda: vllm("serve"))
+    """What starts it; the model follows as a positional argument after `serve`, as --model after anything else."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.logs / f"server-{self.port}.log"
-        command = vllm("serve", str(self.model), "--served-model-name", "m", "--port", str(self.port), *ARGUMENTS)
+        model = [str(self.model)] if self.command[-1] == "serve" else ["--model", str(self.model)]
+        command = [*self.command, *model, "--served-model-name", "m", "--port", str(self.port), *ARGUMENTS]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *self.arguments],
@@ -60,7 +64,7 @@ class Server:
                 env={**os.environ, **ENVIRONMENT, **self.environment},
                 start_new_session=True,
             )
-        self.client = httpx.Client(base_url=self.url, timeout=120)
+        self.client = self.connect()
         try:
             self._await_health()
         except BaseException:
@@ -88,9 +92,15 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def connect(self) -> httpx.Client:
+        """A client with connections of its own."""
+        return httpx.Client(base_url=self.url, timeout=120)
+
+    def chat_body(self, content: str = "Hi", **body: Any) -> dict[str, Any]:
+        return {"model": "m", "messages": [{"role": "user", "content": content}], **body}
+
     def chat(self, content: str = "Hi", **body: Any) -> httpx.Response:
-        messages = [{"role": "user", "content": content}]
-        return self.client.post("/v1/chat/completions", json={"model": "m", "messages": messages, **body})
+        return self.client.post("/v1/chat/completions", json=self.chat_body(content, **body))
 
     def complete(self, prompt: str = "Hi", **body: Any) -> httpx.Response:
         return self.client.post("/v1/completions", json={"model": "m", "prompt": prompt, **body})
@@ -103,14 +113,10 @@ class Server:
         self.client.close()
         if self.alive:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
     def _await_health(self) -> None:

@@ -44,7 +44,7 @@ Examples:
 @click.option("--grammar-config", metavar="FILE", help="The server's settings file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file instead of a line of text.")
 def check(
-    files: tuple[str, ...], backend: str, kind: str, tokenizer: str | None, grammar_config: str | None, as_json: bool
+    files: tuple[str, ...], backend: str, kind: str, tokenizer: str | None, grammar_config: str | None, *, as_json: bool
 ) -> None:
     """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from vllm_grammar_backend import __version__, engines, settings
+from vllm_grammar_backend import __version__, engines, pin, settings
 from vllm_grammar_backend.errors import StartupError
 
 EXAMPLES = """\b
@@ -30,7 +30,7 @@ class Finding:
 @click.option("--backend", type=click.Choice(engines.NAMES), help="Also require this backend's library.")
 @click.option("--grammar-config", metavar="FILE", help="The server's settings file.")
 def doctor(backend: str | None, grammar_config: str | None) -> None:
-    """Print versions, the state of each seam, the settings in force and what VLLM_PLUGINS should be; exit 1 on a fault."""
+    """Print versions, each seam's state, settings in force and what VLLM_PLUGINS should be; exit 1 on a fault."""
     findings = [Finding("vllm-grammar-backend", __version__)]
     for section in (_libraries(backend), _host(), _settings(grammar_config, backend)):
         findings += section
@@ -53,14 +53,12 @@ def _libraries(backend: str | None) -> list[Finding]:
 
 
 def _host() -> list[Finding]:
-    from vllm_grammar_backend.host import capabilities
-
-    version = capabilities.vllm_version()
+    version = pin.vllm_version()
     try:
-        capabilities.check_vllm()
+        pin.check_vllm()
     except StartupError as error:
         return [Finding("vLLM", str(error), ok=False)]
-    from vllm_grammar_backend.host import all_seams, seams
+    from vllm_grammar_backend.host import all_seams, capabilities, seams
 
     found = [Finding("vLLM", str(version), ok=True)]
     for seam in all_seams():

@@ -1,12 +1,13 @@
 """The contract every backend implements: `Engine` compiles, `CompiledGrammar` is shared, `Matcher` is one request's.
 
-    spec -> Engine.compile -> CompiledGrammar -> matcher(stop_token_ids) -> Matcher -> fill(row)
+spec -> Engine.compile -> CompiledGrammar -> matcher(stop_token_ids) -> Matcher -> fill(row)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
@@ -71,11 +72,13 @@ class Matcher(ABC):
 
     def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int]) -> None:
         self._vocabulary = vocabulary
-        ids = sorted({i for i in stop_token_ids if 0 <= i < vocabulary.size})
-        self._stops = frozenset(ids)
+        known = frozenset(i for i in stop_token_ids if 0 <= i < vocabulary.size)
+        # A request without any could neither end nor be given a row at a dead end.
+        self._stops = known or vocabulary.eos_ids
         self._stop_row = np.zeros(vocabulary.row_width, dtype=np.int32)
-        for i in ids:
+        for i in self._stops:
             self._stop_row.view(np.uint32)[i // 32] |= np.uint32(1 << (i % 32))
+        self._other_row = ~self._stop_row
         self._stopped = 0
         """Stop tokens accepted since the document ended; 0 while it is open."""
         self.dead_ends = 0
@@ -123,13 +126,19 @@ class Matcher(ABC):
         self._stopped = 0
         self._restart()
 
+    def copy(self) -> Self:
+        """An independent matcher at the same position."""
+        twin = copy(self)
+        twin._detach()  # noqa: SLF001 - a twin is of this class
+        return twin
+
     def fill(self, row: Row) -> None:
         """Overwrite `row` with the tokens allowed next. Never leaves it all zero."""
         if self._stopped:
             np.copyto(row, self._stop_row)
             return
         self._mask(row)
-        np.bitwise_and(row, ~self._stop_row, out=row)
+        np.bitwise_and(row, self._other_row, out=row)
         if self._accepting():
             np.bitwise_or(row, self._stop_row, out=row)
         elif not row.any():
@@ -165,5 +174,5 @@ class Matcher(ABC):
         """True where the text so far is a complete document."""
 
     @abstractmethod
-    def copy(self) -> Self:
-        """An independent matcher at the same position."""
+    def _detach(self) -> None:
+        """Replace what a shallow copy shares and what changes by copies of its own."""

@@ -8,11 +8,12 @@ expression; any other becomes rules over terminals of a single character each, b
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_grammar_backend.engines.lark import HEADER
+from vllm_grammar_backend.engines.lark import HEADER, check_encodable
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 
 _ROOT: Final = "root"
@@ -37,12 +38,11 @@ def is_ebnf(text: str) -> bool:
 
 def choice(strings: Iterable[str]) -> str:
     """An EBNF grammar of literal alternatives."""
-    return f"{_ROOT} ::= " + " | ".join(_quote(string) for string in dict.fromkeys(strings))
+    return f"{_ROOT} ::= " + " | ".join(_quote(string) for string in strings)
 
 
 def _quote(text: str) -> str:
-    if any(ord(sign) in _SURROGATES for sign in text):
-        raise GrammarError(ErrorCode.INVALID_GRAMMAR, "a literal holds a lone surrogate")
+    check_encodable(text)
     plain = (sign if sign.isascii() and sign.isalnum() else f"\\U{ord(sign):08x}" for sign in text)
     return '"' + "".join(plain) + '"'
 
@@ -241,7 +241,7 @@ class _Reader:
         self._at = found.end()
         digits = found[1] or found[2] or found[3]
         point = int(digits, 16) if digits else ord(_ESCAPED[found[4]])
-        if point > 0x10FFFF or point in _SURROGATES:
+        if point > sys.maxunicode or point in _SURROGATES:
             raise invalid("an escape names no character")
         return point
 

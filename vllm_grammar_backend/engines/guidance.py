@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
@@ -61,6 +61,7 @@ class GuidanceEngine(Engine):
         self.has_text = bytes(bool(text) for text in vocabulary.texts)
 
     def compile(self, spec: GrammarSpec) -> GuidanceGrammar:
+        lark.check_encodable(spec.text)
         text = _LARK[spec.kind](spec)
         template = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if template.is_error():
@@ -75,6 +76,9 @@ _JSON_KINDS: Final = frozenset({GrammarKind.JSON, GrammarKind.JSON_OBJECT})
 def _grammar(spec: GrammarSpec) -> str:
     if ebnf.is_ebnf(spec.text):
         return ebnf.to_lark(spec.text)
+    if "x-guidance" in spec.text:
+        # Options of the library inside of an inline schema; they can switch its checks off.
+        raise GrammarError(ErrorCode.UNSUPPORTED_KIND, "library options in a grammar are not served", None, "grammar")
     return lark.verbatim(spec.text)
 
 
@@ -105,6 +109,7 @@ class GuidanceGrammar(CompiledGrammar):
         return self._nbytes
 
     def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> GuidanceMatcher:
+        del max_rollback  # the library keeps its whole history
         return GuidanceMatcher(self, self.template.deep_copy(), stop_token_ids)
 
 
@@ -113,7 +118,6 @@ class GuidanceMatcher(Matcher):
 
     def __init__(self, grammar: GuidanceGrammar, inner: LLMatcher, stop_token_ids: Iterable[int]) -> None:
         super().__init__(grammar.engine.vocabulary, stop_token_ids)
-        self._grammar = grammar
         self._inner = inner
         self._has_text = grammar.engine.has_text
         self._text_row = grammar.engine.vocabulary.text_row
@@ -129,13 +133,6 @@ class GuidanceMatcher(Matcher):
         while known < len(tokens) and self._is_text(tokens[known]):
             known += 1
         return self._inner.validate_tokens(list(tokens[:known]))
-
-    def copy(self) -> Self:
-        twin = type(self)(self._grammar, self._inner.deep_copy(), self._stops)
-        twin._positions = self._positions.copy()
-        twin._stopped = self._stopped
-        twin.dead_ends = self.dead_ends
-        return twin
 
     def _is_text(self, token: int) -> bool:
         return 0 <= token < len(self._has_text) and self._has_text[token] == 1
@@ -166,15 +163,24 @@ class GuidanceMatcher(Matcher):
         self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         row &= self._text_row if self._whitespace is None else self._whitespace.row(self._positions[-1])
 
+    def _detach(self) -> None:
+        self._inner = self._inner.deep_copy()
+        self._positions = self._positions.copy()
+
     def _accepting(self) -> bool:
         return self._inner.is_accepting() and not self._inner.is_error()
 
 
 _KEYWORDS: Final = frozenset(
-    "not if then else dependencies dependentRequired dependentSchemas uniqueItems contains minContains maxContains "
-    "propertyNames unevaluatedItems unevaluatedProperties additionalItems contentEncoding contentMediaType "
-    "contentSchema $dynamicRef $recursiveRef $anchor $dynamicAnchor minProperties maxProperties".split()
+    (
+        *("not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas"),
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "additionalItems"),
+        *("propertyNames", "unevaluatedProperties", "minProperties", "maxProperties"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+        *("$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor"),
+    )
 )
+"""What the library may name as unimplemented; any other word in its message could be the client's."""
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _WORD: Final = re.compile(r'"([^"]+)"')
 
@@ -186,7 +192,7 @@ def explain(message: str, kind: GrammarKind) -> GrammarError:
     for needle, code, reason, keyword in _SHARED_REASONS:
         if needle in head:
             return GrammarError(code, reason, keyword=keyword)
-    if kind in _JSON_KINDS:
+    if kind in _JSON_KINDS or "compile JSON schema" in head:
         return _explain_schema(head)
     for needle, reason in _SYNTAX_REASONS:
         if needle in message:
@@ -198,7 +204,9 @@ def _explain_schema(head: str) -> GrammarError:
     if found := _UNIMPLEMENTED.search(head):
         named = [word for word in _WORD.findall(found[1]) if word in _KEYWORDS]
         keyword = named[0] if named else None
-        return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, "guidance does not enforce a keyword used here", None, keyword)
+        return GrammarError(
+            ErrorCode.UNSUPPORTED_SCHEMA, "guidance does not enforce a keyword used here", None, keyword
+        )
     for needle, code, reason, keyword in _SCHEMA_REASONS:
         if needle in head:
             return GrammarError(code, reason, keyword=keyword)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, Final
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
@@ -22,16 +21,21 @@ _WHITESPACE: Final[dict[Whitespace, dict[str, Any]]] = {
 }
 
 
+def check_encodable(text: str) -> None:
+    """Raise a `GrammarError` for a lone surrogate, which no UTF-8 text can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError(ErrorCode.INVALID_GRAMMAR, "it holds a lone surrogate") from None
+
+
 def literal(text: str) -> str:
     """A Lark string literal. ASCII only, since the library's lexer stumbles over some characters.
 
     Raises:
-        GrammarError: `text` has a lone surrogate, which no UTF-8 text can hold.
+        GrammarError: `text` has a lone surrogate.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise GrammarError(ErrorCode.INVALID_GRAMMAR, "a literal holds a lone surrogate") from None
+    check_encodable(text)
     return json.dumps(text)
 
 
@@ -59,14 +63,31 @@ def json_document(schema: object, whitespace: Whitespace) -> str:
     return f"{HEADER}start: {json_schema(schema, _WHITESPACE[whitespace])}\n"
 
 
+def choices(found: object) -> list[str]:
+    """A choice's strings, each once.
+
+    Raises:
+        GrammarError: not a list of strings, or an empty one.
+    """
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise GrammarError(ErrorCode.INVALID_GRAMMAR, "a choice is a list of strings", keyword="choice")
+    if not found:
+        raise GrammarError(ErrorCode.INVALID_GRAMMAR, "a choice needs at least one string", keyword="choice")
+    return list(dict.fromkeys(found))
+
+
 def one_terminal(*alternatives: str) -> str:
     """A whole grammar of one terminal: the library then reads it as a single regular expression, exactly."""
     return f"{HEADER}start: TEXT\nTEXT: {' | '.join(alternatives)}\n"
 
 
-def choice(strings: Iterable[str]) -> str:
-    """A whole grammar of literal alternatives."""
-    return one_terminal(*dict.fromkeys(literal(string) for string in strings))
+def choice(strings: object) -> str:
+    """A whole grammar of literal alternatives.
+
+    Raises:
+        GrammarError: as `choices`.
+    """
+    return one_terminal(*(literal(string) for string in choices(strings)))
 
 
 def verbatim(text: str) -> str:

@@ -114,12 +114,16 @@ def _lower(node: Format, where: str, open_schema: OpenSchema) -> Format:
 
 def _lower_rules(node: Format, where: str, open_schema: OpenSchema) -> list[list[object]]:
     rules = node.get("rules")
-    if not isinstance(rules, list) or not all(isinstance(rule, list) and len(rule) == 2 for rule in rules):
+    if not isinstance(rules, list):
         raise malformed("`rules` is a list of pairs", f"{where}/rules")
-    return [
-        [pattern, _lower(content, f"{where}/rules/{rank}/1", open_schema)]
-        for rank, (pattern, content) in enumerate(rules)
-    ]
+    lowered: list[list[object]] = []
+    for rank, rule in enumerate(rules):
+        match rule:
+            case [str() as pattern, dict() as content]:
+                lowered.append([pattern, _lower(content, f"{where}/rules/{rank}/1", open_schema)])
+            case _:
+                raise malformed("a rule is a pair of a text and a format", f"{where}/rules/{rank}")
+    return lowered
 
 
 def refuse_options(backend: str, node: Format, where: str, names: tuple[str, ...]) -> None:
@@ -136,13 +140,11 @@ def schema_of(node: Format, where: str) -> object:
     return schema
 
 
-
 def child_of(node: Format, where: str) -> Format:
     content = node.get("content")
     if not isinstance(content, dict):
         raise malformed("`content` is a format", f"{where}/content")
     return content
-
 
 
 def children(node: Format, where: str) -> list[tuple[int, Format]]:

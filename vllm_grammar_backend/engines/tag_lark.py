@@ -7,8 +7,9 @@ terminals that may begin at one place must not be prefixes of each other. What i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from llguidance import regex_to_lark
@@ -90,11 +91,10 @@ class _Writer:
 
     def part(self, node: Format, where: str) -> _Part:
         name = kind_of(node, where)
-        if name == "dispatch" or name == "qwen_xml_parameter":
+        build = _BUILDERS.get(name)
+        if build is None:
             raise unsupported("guidance", f"the format {name}", where)
-        build = getattr(self, f"_{name}")
-        made: _Part = build(node, where)
-        return made
+        return build(self, node, where)
 
     def _terminal(self, expression: str) -> str:
         name = f"T{len(self._lines)}"
@@ -109,23 +109,20 @@ class _Writer:
     def _as_rule(self, part: _Part) -> str:
         return self._terminal(part.terminal) if isinstance(part, _Text) else part.expression
 
-    # One method per format, named after its type.
+    # One method per format, listed in `_BUILDERS`.
 
-    def _const_string(self, node: Format, where: str) -> _Text:
+    def const_string(self, node: Format, where: str) -> _Text:
         return _constant(text_of(node, "value", where))
 
-    def _regex(self, node: Format, where: str) -> _Text:
+    def regex(self, node: Format, where: str) -> _Text:
         refuse_options("guidance", node, where, ("excludes",))
         return _Text(lark.regex(text_of(node, "pattern", where), regex_to_lark), closed=False)
 
-    def _grammar(self, node: Format, where: str) -> _Part:
-        raise unsupported("guidance", "the format grammar", where)
-
-    def _any_text(self, node: Format, where: str) -> _Text:
+    def any_text(self, node: Format, where: str) -> _Text:
         refuse_options("guidance", node, where, ("max_tokens", "max_chars"))
         return _Text(_without(texts_of(node, "excludes", where)), closed=False)
 
-    def _json_schema(self, node: Format, where: str) -> _Rule:
+    def json_schema(self, node: Format, where: str) -> _Rule:
         refuse_options("guidance", node, where, ("any_order", "excludes", "max_whitespace_cnt"))
         if node.get("style", "json") != "json":
             raise unsupported("guidance", "a style of json_schema other than json", f"{where}/style")
@@ -135,14 +132,16 @@ class _Writer:
         kinds = kind if isinstance(kind, list) else [kind]
         return _Rule(name, None, ends_open=not _SELF_DELIMITING.issuperset(map(str, kinds)))
 
-    def _sequence(self, node: Format, where: str) -> _Part:
-        return self._join([self.part(child, f"{where}/elements/{rank}") for rank, child in children(node, where)], where)
+    def sequence(self, node: Format, where: str) -> _Part:
+        return self._join(
+            [self.part(child, f"{where}/elements/{rank}") for rank, child in children(node, where)], where
+        )
 
-    def _or(self, node: Format, where: str) -> _Part:
+    def either_of(self, node: Format, where: str) -> _Part:
         parts = [self.part(child, f"{where}/elements/{rank}") for rank, child in children(node, where)]
         return self._either(parts, where)
 
-    def _tag(self, node: Format, where: str) -> _Part:
+    def tag(self, node: Format, where: str) -> _Part:
         if isinstance(node.get("begin"), dict) or isinstance(node.get("end"), dict):
             raise unsupported("guidance", "a token as the begin or end of a tag", where)
         return self._tag_after(_constant(text_of(node, "begin", where)), node, where)
@@ -161,16 +160,16 @@ class _Writer:
             body = [self.part(content, f"{where}/content"), end]
         return self._join([begin, *body], where)
 
-    def _optional(self, node: Format, where: str) -> _Part:
+    def optional(self, node: Format, where: str) -> _Part:
         return self._times(node, where, 0, 1)
 
-    def _star(self, node: Format, where: str) -> _Part:
+    def star(self, node: Format, where: str) -> _Part:
         return self._times(node, where, 0, None)
 
-    def _plus(self, node: Format, where: str) -> _Part:
+    def plus(self, node: Format, where: str) -> _Part:
         return self._times(node, where, 1, None)
 
-    def _repeat(self, node: Format, where: str) -> _Part:
+    def repeat(self, node: Format, where: str) -> _Part:
         least, most = node.get("min"), node.get("max")
         if not isinstance(least, int) or not isinstance(most, int) or least < 0 or most < -1 or 0 <= most < least:
             raise malformed("`min` and `max` are whole numbers in order", where)
@@ -186,7 +185,7 @@ class _Writer:
         # What follows could begin like one more turn, or like the first: only the end of everything is safe.
         return _Rule(self._rule(f"({part.expression}){count}"), part.heads, ends_open=True)
 
-    def _tags_with_separator(self, node: Format, where: str) -> _Part:
+    def tags_with_separator(self, node: Format, where: str) -> _Part:
         tags = [self.part(child, f"{where}/tags/{rank}") for rank, child in children(node, where)]
         either = self._either(tags, where)
         if isinstance(either, _Text):
@@ -198,7 +197,7 @@ class _Writer:
         body = f"{either.expression} ({again})*"
         return _Rule(self._rule(f"({body}){{{least},1}}"), either.heads, ends_open=True)
 
-    def _triggered_tags(self, node: Format, where: str) -> _Rule:
+    def triggered_tags(self, node: Format, where: str) -> _Rule:
         triggers = texts_of(node, "triggers", where)
         if not triggers:
             raise malformed("`triggers` is a list of strings, none of them empty", f"{where}/triggers")
@@ -210,7 +209,7 @@ class _Writer:
         tail = self._terminal(_without([*triggers, *excludes]))
         stop = bool(node.get("stop_after_first"))
         if node.get("at_least_one"):
-            first = self._as_rule(self._either([self._tag(tag, place) for tag, place in tags], where))
+            first = self._as_rule(self._either([self.tag(tag, place) for tag, place in tags], where))
             return _Rule(self._rule(first if stop else f"{first} ({dispatch})* {tail}"), None, ends_open=True)
         return _Rule(self._rule(f"{dispatch} | {tail}" if stop else f"({dispatch})* {tail}"), None, ends_open=True)
 
@@ -231,7 +230,7 @@ class _Writer:
 
     def _join(self, parts: Sequence[_Part], where: str) -> _Part:
         fused = _fuse(parts)
-        for before, after in zip(fused, fused[1:], strict=False):
+        for before, after in pairwise(fused):
             _check_border(before, after, where)
         if len(fused) == 1:
             return fused[0]
@@ -259,10 +258,17 @@ def _constant(text: str) -> _Text:
     return _Text(lark.literal(text), closed=True, literals=frozenset({text}))
 
 
+_EMPTY: Final = _constant("")
+_MOST_LITERALS: Final = 1000
+"""Past this many the texts of a part are no longer listed, only described."""
+
+
 def _union(texts: Sequence[_Text]) -> _Text:
+    if len(texts) == 1:
+        return texts[0]
     terminal = "(" + " | ".join(text.terminal for text in texts) + ")"
     if any(text.literals is None for text in texts):
-        return _Text(terminal if len(texts) > 1 else texts[0].terminal, closed=len(texts) == 1 and texts[0].closed)
+        return _Text(terminal, closed=False)
     literals = frozenset(literal for text in texts for literal in text.literals or ())
     return _Text(terminal, closed=_apart(literals), literals=literals)
 
@@ -271,18 +277,21 @@ def _fuse(parts: Iterable[_Part]) -> list[_Part]:
     """Neighbouring texts as one; texts that are always empty left out."""
     fused: list[_Part] = []
     for part in parts:
-        if isinstance(part, _Text) and part.literals == {""}:
+        if part == _EMPTY:
             continue
-        if fused and isinstance(part, _Text) and isinstance(fused[-1], _Text):
-            before = fused.pop()
-            assert isinstance(before, _Text)
-            literals = None
-            if before.literals and part.literals and len(before.literals) * len(part.literals) <= 1000:
-                literals = frozenset(one + two for one in before.literals for two in part.literals)
-            fused.append(_Text(f"{before.terminal} {part.terminal}", before.closed and part.closed, literals))
+        before = fused[-1] if fused else None
+        if isinstance(part, _Text) and isinstance(before, _Text):
+            fused[-1] = _concatenation(before, part)
         else:
             fused.append(part)
-    return fused or [_constant("")]
+    return fused or [_EMPTY]
+
+
+def _concatenation(one: _Text, two: _Text) -> _Text:
+    literals = None
+    if one.literals and two.literals and len(one.literals) * len(two.literals) <= _MOST_LITERALS:
+        literals = frozenset(first + second for first in one.literals for second in two.literals)
+    return _Text(f"{one.terminal} {two.terminal}", one.closed and two.closed, literals)
 
 
 def _check_border(before: _Part, after: _Part, where: str) -> None:
@@ -299,7 +308,7 @@ def _check_border(before: _Part, after: _Part, where: str) -> None:
 def _apart(literals: Iterable[str]) -> bool:
     """No text continues another."""
     ordered = sorted(literals)
-    return not any(later.startswith(earlier) for earlier, later in zip(ordered, ordered[1:], strict=False))
+    return not any(later.startswith(earlier) for earlier, later in pairwise(ordered))
 
 
 def _containing(texts: Sequence[str], after: str = lark.ANY_TEXT) -> str:
@@ -323,3 +332,20 @@ def _until(ends: Sequence[str], excludes: Sequence[str]) -> _Text:
     if excludes:
         found = f"{found} & ~{_containing(excludes)}"
     return _Text(f"({found})", closed=True)
+
+
+_BUILDERS: Final[dict[str, Callable[[_Writer, Format, str], _Part]]] = {
+    "const_string": _Writer.const_string,
+    "regex": _Writer.regex,
+    "any_text": _Writer.any_text,
+    "json_schema": _Writer.json_schema,
+    "sequence": _Writer.sequence,
+    "or": _Writer.either_of,
+    "tag": _Writer.tag,
+    "optional": _Writer.optional,
+    "star": _Writer.star,
+    "plus": _Writer.plus,
+    "repeat": _Writer.repeat,
+    "tags_with_separator": _Writer.tags_with_separator,
+    "triggered_tags": _Writer.triggered_tags,
+}

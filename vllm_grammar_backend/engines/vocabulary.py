@@ -204,9 +204,9 @@ class _ByteFallback:
 
 def _mistral_core(tokenizer: object) -> Any | None:
     """The innermost `mistral_common` tokenizer: bare, in its own wrapper, or in vLLM's."""
-    for path in ((), ("tokenizer",), ("instruct_tokenizer", "tokenizer"), ("mistral", "instruct_tokenizer", "tokenizer")):
+    for path in ("", "tokenizer", "instruct_tokenizer tokenizer", "mistral instruct_tokenizer tokenizer"):
         found: Any = tokenizer
-        for name in path:
+        for name in path.split():
             found = getattr(found, name, None)
         if hasattr(found, "n_words") and hasattr(found, "is_special") and hasattr(found, "id_to_piece"):
             return found

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import xgrammar as xgr
 
-from vllm_grammar_backend.engines import ebnf, structural_tag
+from vllm_grammar_backend.engines import ebnf, lark, structural_tag
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Matcher, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
 from vllm_grammar_backend.engines.whitespace import MAX_RUN
+from vllm_grammar_backend.engines.xgrammar_trie import tokenizer_info
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
 
@@ -36,18 +37,14 @@ class XgrammarEngine(Engine):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        # The library takes every token without text for a special one: it neither allows nor accepts those.
-        tokenizer = xgr.TokenizerInfo(
-            vocabulary.texts,
-            xgr.VocabType.RAW,
-            vocab_size=vocabulary.size,
-            stop_token_ids=[min(vocabulary.eos_ids)],
-        )
         # Compiled grammars are cached by us, by bytes; a second cache inside would hold what ours has evicted.
-        self._compiler = xgr.GrammarCompiler(tokenizer, max_threads=COMPILE_THREADS, cache_enabled=False)
+        self._compiler = xgr.GrammarCompiler(
+            tokenizer_info(vocabulary), max_threads=COMPILE_THREADS, cache_enabled=False
+        )
         self.has_text = bytes(bool(text) for text in vocabulary.texts)
 
     def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
+        lark.check_encodable(spec.text)
         try:
             return XgrammarGrammar(self, _COMPILE[spec.kind](self._compiler, spec))
         except (RuntimeError, ValueError) as error:
@@ -60,25 +57,29 @@ def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGramm
 
 
 def _json_object(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
-    return compiler.compile_json_schema(
-        '{"type":"object"}', strict_mode=False, **_WHITESPACE[spec.options.whitespace]
-    )
+    return compiler.compile_json_schema('{"type":"object"}', strict_mode=False, **_WHITESPACE[spec.options.whitespace])
 
 
 def _choice(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
-    return compiler.compile_grammar(ebnf.choice(json.loads(spec.text)))
+    return compiler.compile_grammar(ebnf.choice(lark.choices(json.loads(spec.text))))
 
 
 def _grammar(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
     if ebnf.is_ebnf(spec.text):
         return compiler.compile_grammar(spec.text)
+    if "%json" in spec.text:
+        # A schema in there has not been vetted, and the library drops what it does not know.
+        raise GrammarError(ErrorCode.UNSUPPORTED_KIND, "xgrammar serves no inline schema in Lark", None, "grammar")
     return compiler.compile_lark(spec.text)
 
 
 def _structural_tag(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
     def open_schema(schema: object) -> str:
         options = _WHITESPACE[spec.options.whitespace]
-        return str(xgr.Grammar.from_json_schema(json.dumps(schema), strict_mode=False, **options))
+        try:
+            return str(xgr.Grammar.from_json_schema(json.dumps(schema), strict_mode=False, **options))
+        except RuntimeError as error:
+            raise explain(str(error), GrammarKind.JSON) from None
 
     return compiler.compile_structural_tag(structural_tag.to_xgrammar(json.loads(spec.text), open_schema))
 
@@ -106,7 +107,7 @@ class XgrammarGrammar(CompiledGrammar):
         return self._nbytes
 
     def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> XgrammarMatcher:
-        # The library keeps its whole history whatever `max_rollback` says.
+        del max_rollback  # the library keeps its whole history
         return XgrammarMatcher(self, xgr.GrammarMatcher(self.compiled), stop_token_ids)
 
 
@@ -115,16 +116,9 @@ class XgrammarMatcher(Matcher):
 
     def __init__(self, grammar: XgrammarGrammar, inner: xgr.GrammarMatcher, stop_token_ids: Iterable[int]) -> None:
         super().__init__(grammar.engine.vocabulary, stop_token_ids)
-        self._grammar = grammar
         self._inner = inner
         self._has_text = grammar.engine.has_text
         self._text_row = grammar.engine.vocabulary.text_row
-
-    def copy(self) -> Self:
-        twin = type(self)(self._grammar, self._inner.fork(), self._stops)
-        twin._stopped = self._stopped
-        twin.dead_ends = self.dead_ends
-        return twin
 
     def _advance(self, token: int) -> bool:
         # The library prints a warning for every special or unknown id it is asked about.
@@ -142,6 +136,9 @@ class XgrammarMatcher(Matcher):
         # A numpy row goes in by DLPack, without a torch tensor. The library sets bits past the vocabulary.
         self._inner.fill_next_token_bitmask(row[np.newaxis, :])
         row &= self._text_row
+
+    def _detach(self) -> None:
+        self._inner = self._inner.fork()
 
     def _accepting(self) -> bool:
         return bool(self._inner.is_completed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,12 @@ def install_everywhere() -> None:
     """
     from vllm_grammar_backend.host import backend, flags, seams
 
-    seams.install(seam for seam in (*flags.SEAMS, *backend.SEAMS) if seam.module in sys.modules)
+    for group in (flags.SEAMS, backend.SEAMS):
+        try:
+            seams.install(seam for seam in group if seam.module in sys.modules)
+        except seams.SeamMovedError as error:
+            # Not pinned, a newer vLLM must serve all the same; pinned, `install_pinned` refuses to start.
+            logging.getLogger("vllm.grammar_backend").warning("%s No backend can be pinned with it.", error)
 
 
 def install_pinned() -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
 
-from vllm_grammar_backend import __version__, admission, gate, pin, ticket
+from vllm_grammar_backend import admission, gate, pin, ticket
 from vllm_grammar_backend.engines import vocabulary
 from vllm_grammar_backend.engines.base import Matcher
 from vllm_grammar_backend.errors import GrammarError
@@ -22,7 +22,6 @@ from vllm_grammar_backend.host.seams import Function, Seam
 from vllm_grammar_backend.service import GrammarService, Outcome, Ready
 
 logger = logging.getLogger("vllm.grammar_backend")
-
 
 
 class PinnedGrammar(StructuredOutputGrammar):
@@ -35,7 +34,7 @@ class PinnedGrammar(StructuredOutputGrammar):
         self._matcher = matcher
         self._backend = backend
 
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 - vLLM's signature
         return self._matcher.accept(tokens)
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -83,7 +82,7 @@ class PinnedBackend(StructuredOutputBackend):
         )
         outcome = self.service.ensure(spec).result()
         if isinstance(outcome, GrammarError):
-            raise ValueError(str(outcome))
+            raise outcome
         return self.grammar(outcome, stop_token_ids or ())
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
@@ -106,23 +105,13 @@ def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBac
     service = GrammarService.start(found.backend, known, settings)
     backend = PinnedBackend(vllm_config, tokenizer, service)
     if not vllm_config.parallel_config.data_parallel_rank:
-        logger.info("%s", describe(backend))
+        routes = "on" if capabilities.routes_on() else f"off (set VLLM_PLUGINS={capabilities.plugins_value()})"
+        logger.info("%s, %d engine seams, HTTP routes %s", service, len(SEAMS), routes)
     return backend
 
 
-def describe(backend: PinnedBackend) -> str:
-    """The start-up line."""
-    service = backend.service
-    routes = "on" if capabilities.routes_on() else f"off (set VLLM_PLUGINS={capabilities.plugins_value()})"
-    return (
-        f"vllm-grammar-backend {__version__}: backend {service.engine.name} "
-        f"({service.engine.distribution} {service.version}), settings {service.settings.digest[:12]}, "
-        f"vocabulary {service.engine.vocabulary.size} tokens, {len(SEAMS)} engine seams in place, HTTP routes {routes}"
-    )
-
-
 def _start_with_engine(original: Function) -> Function:
-    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         from vllm.v1.engine.core import EngineCore
 
         original(self, vllm_config, *args, **kwargs)
@@ -131,9 +120,10 @@ def _start_with_engine(original: Function) -> Function:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
             service = self.backend.service
-            setattr(EngineCore, gate.UTILITY, lambda _core, data: gate.answer(service, data))
+            setattr(EngineCore, gate.ENSURE, lambda _core, data: gate.answer(service, data))
+            setattr(EngineCore, gate.STATISTICS, lambda _core: service.statistics())
 
-    return __init__
+    return init
 
 
 def _init_grammar(original: Function) -> Function:

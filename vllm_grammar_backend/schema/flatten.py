@@ -86,6 +86,14 @@ class Flattener:
             raise _declined(keyword, node.pointer, reason) from None
 
     def _one_of(self, node: Node, inlined: frozenset[str]) -> list[Node]:
+        return self._union(self.check_exclusive(node), inlined, node)
+
+    def check_exclusive(self, node: Node) -> list[Node]:
+        """The branches of `oneOf`, each with its siblings, if no value can be valid against two of them.
+
+        Raises:
+            GrammarError: that cannot be shown.
+        """
         rest, branches = node.without("oneOf"), node.keywords["oneOf"]
         whole = [self._merge(rest, self.eliminate(branch)) for branch in branches]
         live = [branch for branch in whole if not branch.never]
@@ -96,7 +104,7 @@ class Flattener:
                     reason = "its branches are not provably exclusive"
                     hint = "Use anyOf, or a required property whose const differs from branch to branch."
                     raise _declined("oneOf", node.pointer, reason, hint)
-        return self._union(live, inlined, node)
+        return live
 
     def _distribute(self, rest: Node, branches: Iterable[Node], inlined: frozenset[str]) -> list[Node]:
         return self._union([self._merge(rest, self.eliminate(branch)) for branch in branches], inlined, rest)

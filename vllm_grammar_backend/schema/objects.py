@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
 from vllm_grammar_backend.schema.node import Document, Node
 from vllm_grammar_backend.schema.patterns import pattern_tree
 from vllm_grammar_backend.schema.regex_tree import (
-    ANY,
     ANY_TEXT,
     EMPTY,
     NOTHING,
     Alt,
-    Repeat,
     Seq,
     Tree,
     chars,
@@ -23,24 +23,39 @@ from vllm_grammar_backend.schema.regex_tree import (
 from vllm_grammar_backend.schema.values import accepts
 
 
+_CUT: Final = ""
+MAX_PREFIX: Final = 40
+"""Names are told apart by this many first characters; what begins like a longer one is left out altogether."""
+
+
+@dataclass(slots=True)
+class _Trie:
+    word: bool = False
+    next: dict[str, _Trie] = field(default_factory=dict)
+
+
 def all_but(words: Iterable[str]) -> Tree:
-    """Every string that is not one of `words`."""
-    trie: dict[str, dict] = {}  # type: ignore[type-arg]
+    """Every string that is not one of `words`, nor begins with the first `MAX_PREFIX` characters of one."""
+    trie = _Trie()
     for word in words:
         level = trie
-        for character in word:
-            level = level.setdefault(character, {})
-        level[""] = {}
+        for character in word[:MAX_PREFIX]:
+            level = level.next.setdefault(character, _Trie())
+        level.word = True
+        if len(word) >= MAX_PREFIX:
+            level.next[_CUT] = _Trie(word=True)
     return simplified(_outside(trie))
 
 
-def _outside(level: dict[str, dict]) -> Tree:  # type: ignore[type-arg]
-    """What may follow a common beginning without completing a word. Depth is bounded by the longest name."""
-    letters = [c for c in level if c]
+def _outside(level: _Trie) -> Tree:
+    """What may follow a common beginning without completing a word."""
+    if _CUT in level.next:
+        return NOTHING
+    letters = list(level.next)
     other = chars(((ord(c), ord(c)) for c in letters), negated=True)
-    options: list[Tree] = [] if "" in level else [EMPTY]
+    options: list[Tree] = [] if level.word else [EMPTY]
     options.append(Seq((other, ANY_TEXT)))
-    options.extend(Seq((literal(c), _outside(level[c]))) for c in letters)
+    options.extend(Seq((literal(c), _outside(level.next[c]))) for c in letters)
     return Alt(tuple(options))
 
 
@@ -63,7 +78,3 @@ def names_tree(node: Node, document: Document) -> Tree | None:
     pattern = node.get("pattern")
     tree = ANY_TEXT if pattern is None else pattern_tree(pattern, node.pointer)
     return with_lengths(tree, node.get("minLength", 0), node.get("maxLength"))
-
-
-def bounded_text(low: int, high: int | None) -> Tree:
-    return Repeat(ANY, low, high)

@@ -229,8 +229,8 @@ def narrowed(tree: Tree, keep: Callable[[Chars], Chars]) -> Tree:
 def render(tree: Tree) -> str:
     """Write a tree in the subset of regex syntax that every backend and Python's `re` read alike.
 
-    Only classes, groups, alternatives and counted repetitions; every character outside ASCII letters and digits is
-    escaped; nothing depends on flags, and `.` `\\d` `\\w` `\\s` are never used.
+    Only classes, groups, alternatives and counted repetitions; nothing depends on flags, and `.` `\\d` `\\w` are never
+    used.
     """
     if isinstance(tree, Chars):
         return _render_chars(tree)
@@ -266,10 +266,11 @@ def _render_chars(tree: Chars) -> str:
 
 def _escaped(code: int) -> str:
     character = chr(code)
-    if code < 0x80 and character.isalnum():
-        return character
-    if 0x20 < code < 0x7F:
+    if character in _SYNTAX:
         return "\\" + character
-    if code < 0x100:
+    if code <= 0x20 or 0x7F <= code < 0x100 or character in "#&~":
         return f"\\x{code:02x}"
     return character
+
+
+_SYNTAX: Final = frozenset(".^$*+?()[]{}|\\-/")

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.schema.flatten import Flattener, union
-from vllm_grammar_backend.schema.formats import NAMED, PATTERNS
-from vllm_grammar_backend.schema.node import OF_TYPE, TYPES, Document, Node
-from vllm_grammar_backend.schema.objects import all_but, bounded_text, names_tree
+from vllm_grammar_backend.schema.lowering import Lowering, declined, format_tree, trimmed
+from vllm_grammar_backend.schema.node import Node
+from vllm_grammar_backend.schema.objects import all_but, names_tree
 from vllm_grammar_backend.schema.patterns import pattern_tree
 from vllm_grammar_backend.schema.regex_match import matches
-from vllm_grammar_backend.schema.regex_tree import NOTHING, Chars, Tree, narrowed, render, simplified, with_lengths
-from vllm_grammar_backend.schema.values import accepts, every, of_type
+from vllm_grammar_backend.schema.regex_tree import ANY_TEXT, NOTHING, Alt, Tree, render, with_lengths
+from vllm_grammar_backend.schema.values import accepts
 
 MAX_SAFE: Final = 2**53
 """Integers the library keeps exact in `enum`."""
@@ -25,84 +23,68 @@ MAX_BOUND: Final = 10**15
 """Bounds of numbers it keeps exact; it writes at most 6 digits after the point where there is a bound."""
 
 
-class XgrammarLowering:
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self._flattener = Flattener(document)
-        self._definitions: dict[str, Node] = {}
-        self._waiting: list[str] = []
+class XgrammarLowering(Lowering):
+    def _check_values(self, values: list[Any], node: Node) -> None:
+        if any(isinstance(value, (int, float)) and abs(value) > MAX_SAFE for value in values):
+            raise declined("enum", node, "a number past 2^53 would lose digits")
 
-    def lower(self) -> Document:
-        root = self._node(self._document.root)
-        while self._waiting:
-            name = self._waiting.pop()
-            if self._definitions[name].never:
-                self._definitions[name] = self._node(self._document.definitions[name])
-        return Document(root, self._definitions)
-
-    def _node(self, node: Node) -> Node:
-        if not node.keywords:
-            return node
-        flat = [item for each in self._flattener.flatten(node) for item in self._typed(each)]
-        return union([item for item in flat if not item.never], node.pointer)
-
-    def _typed(self, node: Node) -> list[Node]:
-        if node.keywords.keys() == {"$ref"}:
-            name = node.keywords["$ref"]
-            if name not in self._definitions:
-                self._definitions[name] = Node("", never=True)
-                self._waiting.append(name)
-            return [node]
-        if "enum" in node.keywords:
-            return self._enumerated(node)
-        types = node.get("type", TYPES)
-        if set(types) == set(TYPES) and node.keywords.keys() <= {"type"}:
-            return [Node(node.pointer)]
-        return [self._single(kind, node) for kind in types]
-
-    def _enumerated(self, node: Node) -> list[Node]:
-        rest = node.without("enum")
-        kept: list[Any] = []
-        for value in node.keywords["enum"]:
-            good = accepts(rest, value, self._document)
-            if good is None:
-                raise _declined("enum", node, "its values cannot be checked against the keywords beside it")
-            if good:
-                kept.append(value)
-        plain = [value for value in kept if not isinstance(value, (list, dict))]
-        for value in plain:
-            if isinstance(value, (int, float)) and abs(value) > MAX_SAFE:
-                raise _declined("enum", node, "a number past 2^53 would lose digits")
-        found = [Node(node.pointer, {"enum": tuple(plain)})] if plain else []
-        return found + [_constant(value, node.pointer) for value in kept if isinstance(value, (list, dict))]
-
-    def _single(self, kind: str, node: Node) -> Node:
-        """A node of one type, with that type's keywords and no others."""
-        barred = [v for v in node.get("not", Node("")).get("enum", ()) if of_type(v, (kind,))]
-        flat = Node(node.pointer, {"type": (kind,), **node.only(OF_TYPE[kind]).keywords})
-        if kind == "string":
-            return _string(flat, barred)
-        if kind == "boolean" and barred:
-            left = tuple(value for value in (True, False) if value not in barred)
-            return Node(node.pointer, {"enum": left}) if left else Node(node.pointer, never=True)
-        if kind == "null" and barred:
+    def _string(self, node: Node, barred: list[str]) -> Node:
+        """One expression for everything; plain lengths stay lengths."""
+        tree = format_tree(node)
+        if "pattern" in node.keywords:
+            if tree is not None:
+                raise declined("pattern", node, "cannot be combined with format")
+            tree = pattern_tree(node.keywords["pattern"], node.pointer)
+        low, high = node.get("minLength", 0), node.get("maxLength")
+        if high is not None and low > high:
             return Node(node.pointer, never=True)
+        if tree is None and not barred:
+            return Node(node.pointer, {"type": ("string",)}).having(minLength=low or None, maxLength=high)
+        if tree is not None and (low or high is not None):
+            tree = with_lengths(tree, low, high)
+            if tree is None:
+                keyword = "maxLength" if high is not None else "minLength"
+                raise declined(keyword, node, "cannot be combined with this pattern or format")
         if barred:
-            raise _declined("not", node, f"the complement of some {kind} values cannot be enforced")
-        if kind in ("integer", "number"):
-            return _number(flat)
-        if kind == "array":
-            return self._array(flat)
-        return self._object(flat) if kind == "object" else flat
+            tree = _barred(tree, low, high, barred, node)
+        return Node(node.pointer, never=True) if tree == NOTHING else matching(tree, node.pointer)
+
+    def _number(self, node: Node) -> Node:
+        integer = node.keywords["type"] == ("integer",)
+        step = node.get("multipleOf")
+        if step is not None and not (step == 1 and integer):
+            raise declined("multipleOf", node)
+        low = max(((node.keywords[k], k[0] == "e") for k in ("minimum", "exclusiveMinimum") if k in node.keywords), default=None)
+        tops = [(node.keywords[k], k[0] != "e") for k in ("maximum", "exclusiveMaximum") if k in node.keywords]
+        high = min(tops, default=None)
+        if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))):
+            return Node(node.pointer, never=True)
+        for bound in (low, high):
+            if bound and (abs(bound[0]) > MAX_BOUND or round(bound[0], 6) != bound[0]):
+                keyword = "minimum" if bound is low else "maximum"
+                raise declined(keyword, node, "this bound has too many digits to be enforced")
+        out: dict[str, Any] = {"type": node.keywords["type"]}
+        if integer:
+            bottom = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
+            top = None if high is None else math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
+            if bottom is not None and top is not None and bottom > top:
+                return Node(node.pointer, never=True)
+            return Node(node.pointer, out).having(minimum=bottom, maximum=top)
+        if low:
+            out["exclusiveMinimum" if low[1] else "minimum"] = low[0]
+        if high:
+            out["maximum" if high[1] else "exclusiveMaximum"] = high[0]
+        return Node(node.pointer, out)
+
 
     def _array(self, node: Node) -> Node:
         if "contains" in node.keywords and node.get("minContains", 1) > 0:
-            raise _declined("contains", node)
+            raise declined("contains", node)
         if "maxContains" in node.keywords and "contains" in node.keywords:
-            raise _declined("maxContains", node)
+            raise declined("maxContains", node)
         low, high = node.get("minItems", 0), node.get("maxItems")
         if node.get("uniqueItems") and (high is None or high > 1):
-            raise _declined("uniqueItems", node)
+            raise declined("uniqueItems", node)
         prefix = [self._node(item) for item in node.get("prefixItems", ())][: None if high is None else high]
         dead = next((i for i, item in enumerate(prefix) if item.never), None)
         rest = self._node(node.get("items", Node(node.pointer)))
@@ -122,7 +104,7 @@ class XgrammarLowering:
         return Node(node.pointer, out).having(minItems=low or None, maxItems=high if high != len(prefix) or not prefix else None)
 
     def _object(self, node: Node) -> Node:
-        node = _trimmed(node)
+        node = trimmed(node)
         rest = self._node(node.get("additionalProperties", Node(node.pointer)))
         required = list(node.get("required", ()))
         named: dict[str, Node] = dict(node.get("properties", {}))
@@ -134,7 +116,7 @@ class XgrammarLowering:
             schema = self._member(node, name, named, patterns)
             allowed = True if names is None else accepts(names, name, self._document)
             if allowed is None:
-                raise _declined("propertyNames", node)
+                raise declined("propertyNames", node)
             if schema.never or not allowed:
                 absent.append(name)
             else:
@@ -160,40 +142,40 @@ class XgrammarLowering:
         if required:
             out["required"] = required
         further, value = self._further(node, rest, patterns, [*live, *absent])
-        if value.never or further == NOTHING:
+        if value.never:
             out["additionalProperties"] = Node(node.pointer, never=True)
             further = None
         elif not value.anything:
             out["additionalProperties"] = value
         if further is not None:
-            key = Node(node.pointer, {"type": ("string",), "pattern": _shown(further)})
-            out["propertyNames"] = key
+            out["propertyNames"] = further
         return _counted(node, Node(node.pointer, out))
 
     def _further(
         self, node: Node, rest: Node, patterns: dict[str, tuple[Tree, Node]], taken: list[str]
-    ) -> tuple[Tree | None, Node]:
+    ) -> tuple[Node | None, Node]:
+        """How names beyond those in `properties` are spelt (None: freely), and what their values are."""
         names = node.get("propertyNames")
         if patterns:
-            trees = [tree for tree, _ in patterns.values()]
-            if names is not None or not rest.never or len({id(s) for _, s in patterns.values()}) > 1:
-                raise _declined("patternProperties", node, "its names overlap with others in a way that cannot be enforced")
-            if any(matches(trees[0], name) for name in taken):
-                raise _declined("patternProperties", node, "it matches a name in properties")
-            return trees[0], self._node(next(iter(patterns.values()))[1])
-        if rest.never or names is None:
-            return (all_but(taken) if taken and not rest.never else None), rest
-        tree = names_tree(names, self._document)
-        if tree is None or any(matches(tree, name) for name in taken):
-            raise _declined("propertyNames", node)
-        return tree, rest
+            tree, value = self._patterned(node, rest, patterns)
+        elif rest.never or names is None:
+            apart = Node(node.pointer, {"not": Node(node.pointer, {"enum": tuple(taken)})})
+            return (apart if taken and not rest.never else None), rest
+        else:
+            found = names_tree(names, self._document)
+            if found is None:
+                raise declined("propertyNames", node)
+            tree, value = found, rest
+        if any(matches(tree, name) for name in taken):
+            keyword = "patternProperties" if patterns else "propertyNames"
+            raise declined(keyword, node, "it also matches a name in properties")
+        return (None, Node(node.pointer, never=True)) if tree == NOTHING else (matching(tree, node.pointer), value)
 
-
-def _trimmed(node: Node) -> Node:
-    required = len(set(node.get("required", ())))
-    if node.get("minProperties", 0) <= required:
-        node = node.without("minProperties")
-    return node
+    def _patterned(self, node: Node, rest: Node, patterns: dict[str, tuple[Tree, Node]]) -> tuple[Tree, Node]:
+        schemas = [schema for _, schema in patterns.values()]
+        if "propertyNames" in node.keywords or not rest.never or any(s.keywords != schemas[0].keywords for s in schemas):
+            raise declined("patternProperties", node, "names that match several patterns or none cannot be told apart")
+        return Alt(tuple(tree for tree, _ in patterns.values())), self._node(schemas[0])
 
 
 def _counted(node: Node, out: Node) -> Node:
@@ -208,90 +190,24 @@ def _counted(node: Node, out: Node) -> Node:
     if closed and low > named:
         return Node(node.pointer, never=True)
     if not closed and low > 1:
-        raise _declined("minProperties", node, "a repeated name would count twice")
+        raise declined("minProperties", node, "a repeated name would count twice")
     return out.having(minProperties=low or None, maxProperties=high)
 
 
-def _string(node: Node, barred: list[str]) -> Node:
-    tree: Tree | None = None
-    name = node.get("format")
-    if name in NAMED:
-        if name not in PATTERNS:
-            raise _declined("format", node, "this format cannot be enforced", "Set formats to annotate to ignore it.")
-        tree = pattern_tree(f"^(?:{PATTERNS[name]})$", node.pointer, "format")
-    if "pattern" in node.keywords:
-        if tree is not None:
-            raise _declined("pattern", node, "cannot be combined with format")
-        tree = pattern_tree(node.keywords["pattern"], node.pointer)
-    low, high = node.get("minLength", 0), node.get("maxLength")
-    if high is not None and low > high:
-        return Node(node.pointer, never=True)
-    if low or high is not None:
-        bounded = bounded_text(low, high) if tree is None else with_lengths(tree, low, high)
-        if bounded is None:
-            keyword = "maxLength" if high is not None else "minLength"
-            raise _declined(keyword, node, "cannot be combined with this pattern or format")
-        tree = bounded
-    if barred:
-        if tree is not None and any(matches(tree, value) for value in barred):
-            raise _declined("not", node, "cannot be combined with the pattern or length beside it")
-        tree = all_but(barred) if tree is None else tree
-    if tree == NOTHING:
-        return Node(node.pointer, never=True)
-    plain = Node(node.pointer, {"type": ("string",)})
-    return plain if tree is None else plain.having(pattern=_shown(tree))
+def _barred(tree: Tree | None, low: int, high: int | None, barred: list[str], node: Node) -> Tree:
+    """`tree`, or any text of that length, without the `barred` strings."""
+    if tree is None:
+        within = [word for word in barred if low <= len(word) and (high is None or len(word) <= high)]
+        tree = with_lengths(ANY_TEXT, low, high)
+    else:
+        within = [word for word in barred if matches(tree, word)]
+    if not within and tree is not None:
+        return tree
+    if tree != ANY_TEXT:
+        raise declined("not", node, "cannot be combined with the pattern or length beside it")
+    return all_but(within)
 
 
-def _number(node: Node) -> Node:
-    integer = node.keywords["type"] == ("integer",)
-    step = node.get("multipleOf")
-    if step is not None and not (step == 1 and integer):
-        raise _declined("multipleOf", node)
-    low = max(((node.keywords[k], k[0] == "e") for k in ("minimum", "exclusiveMinimum") if k in node.keywords), default=None)
-    tops = [(node.keywords[k], k[0] != "e") for k in ("maximum", "exclusiveMaximum") if k in node.keywords]
-    high = min(tops, default=None)
-    if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))):
-        return Node(node.pointer, never=True)
-    for bound in (low, high):
-        if bound and (abs(bound[0]) > MAX_BOUND or round(bound[0], 6) != bound[0]):
-            keyword = "minimum" if bound is low else "maximum"
-            raise _declined(keyword, node, "this bound has too many digits to be enforced")
-    out: dict[str, Any] = {"type": node.keywords["type"]}
-    if integer:
-        bottom = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
-        top = None if high is None else math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
-        if bottom is not None and top is not None and bottom > top:
-            return Node(node.pointer, never=True)
-        return Node(node.pointer, out).having(minimum=bottom, maximum=top)
-    if low:
-        out["exclusiveMinimum" if low[1] else "minimum"] = low[0]
-    if high:
-        out["maximum" if high[1] else "exclusiveMaximum"] = high[0]
-    return Node(node.pointer, out)
-
-
-def _shown(tree: Tree) -> str:
-    """The pattern the library is given. It writes no escapes inside such a string, so none are asked of it."""
-    return f"^{render(simplified(narrowed(tree, _unescaped)))}$"
-
-
-def _unescaped(one: Chars) -> Chars:
-    return one
-
-
-def _constant(value: Any, pointer: str) -> Node:
-    """An array or object that is one value, with the library's own freedom of white space."""
-    if isinstance(value, list):
-        items = tuple(_constant(item, pointer) for item in value)
-        size = {"minItems": len(items)} if items else {}
-        prefix = {"prefixItems": items} if items else {}
-        return Node(pointer, {"type": ("array",), **prefix, "items": Node(pointer, never=True), **size})
-    if isinstance(value, dict):
-        named = {name: _constant(item, pointer) for name, item in value.items()}
-        known = {"properties": named, "required": list(named)} if named else {}
-        return Node(pointer, {"type": ("object",), **known, "additionalProperties": Node(pointer, never=True)})
-    return Node(pointer, {"enum": (value,)})
-
-
-def _declined(keyword: str, node: Node, reason: str = "cannot be enforced", hint: str | None = None) -> GrammarError:
-    return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, reason, f"{node.pointer}/{keyword}", keyword, hint)
+def matching(tree: Tree, pointer: str) -> Node:
+    """A string node of one expression."""
+    return Node(pointer, {"type": ("string",), "pattern": f"^{render(tree)}$"})

@@ -1,0 +1,137 @@
+"""One build per key, bounded memory, refusals remembered; with real engines over single bytes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_grammar_backend.admission import admit
+from vllm_grammar_backend.cache.memory import ENTRY_FLOOR, GrammarCache
+from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
+from vllm_grammar_backend.errors import ErrorCode, GrammarError, StartupError
+from vllm_grammar_backend.gate import answer
+from vllm_grammar_backend.grammar import GrammarKey, GrammarKind, GrammarOptions, GrammarSpec
+from vllm_grammar_backend.service import GrammarService, Ready
+from vllm_grammar_backend.settings import Cache, Compile, Settings
+from vllm_grammar_backend.ticket import Ticket
+
+VOCABULARY = byte_vocabulary()
+
+
+def spec(schema: Any) -> GrammarSpec:
+    return admit(GrammarKind.JSON, schema, GrammarOptions(), Settings().limits)
+
+
+@pytest.fixture(params=["guidance", "xgrammar"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def service(backend: str) -> GrammarService:
+    return GrammarService.start(backend, VOCABULARY, Settings())
+
+
+def count(service: GrammarService, name: str) -> int:
+    return int(service.statistics()[name])
+
+
+def test_a_hit_is_known_at_once(service: GrammarService) -> None:
+    wanted = spec({"type": "boolean"})
+    assert service.lookup(wanted) is None
+    first = service.ensure(wanted).result(60)
+    assert isinstance(first, Ready)
+    assert service.lookup(wanted) == first
+    assert service.ensure(wanted).done()
+    assert count(service, "builds") == 1
+
+
+def test_a_refusal_is_a_value_and_is_remembered(service: GrammarService) -> None:
+    wanted = spec({"type": "object", "properties": {"a": {"$ref": "https://example.com/x"}}})
+    outcome = service.ensure(wanted).result(60)
+    assert isinstance(outcome, GrammarError)
+    assert outcome.pointer == "/properties/a/$ref"
+    assert service.lookup(wanted) is outcome
+    assert (count(service, "builds"), count(service, "refusals")) == (1, 1)
+
+
+def test_many_who_ask_at_once_share_one_build(service: GrammarService) -> None:
+    wanted = spec({"enum": [f"value {i}" for i in range(3000)]})
+    barrier = threading.Barrier(8)
+    futures: list[Any] = []
+
+    def ask() -> None:
+        barrier.wait()
+        futures.append(service.ensure(wanted))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait(futures, 120)
+    outcomes = {id(future.result().compiled) for future in futures}
+    assert len(outcomes) == 1
+    assert count(service, "builds") == 1
+
+
+def test_a_hit_does_not_wait_for_a_miss(backend: str) -> None:
+    """With one worker busy on a dear schema, a known one answers although nothing else can be built."""
+    service = GrammarService.start(backend, VOCABULARY, Settings(compile=Compile(workers=1)))
+    known = spec({"type": "null"})
+    service.ensure(known).result(60)
+    dear = service.ensure(spec({"enum": [f"e{i}" for i in range(20_000)]}))
+    behind = service.ensure(spec({"type": "boolean"}))
+    assert service.ensure(known).done()
+    assert isinstance(service.lookup(known), Ready)
+    wait([dear, behind], 300)
+
+
+def test_nothing_is_kept_past_the_byte_bound(backend: str) -> None:
+    service = GrammarService.start(backend, VOCABULARY, Settings(cache=Cache(bytes=3 * 64 * 1024)))
+    for i in range(40):
+        outcome = service.ensure(spec({"type": "object", "properties": {f"p{i}": {"type": "integer"}}})).result(60)
+        assert isinstance(outcome, Ready)
+        assert count(service, "cache_bytes") <= 3 * 64 * 1024
+    assert 0 < count(service, "cache_entries") < 40
+
+
+def test_a_closed_service_says_so(service: GrammarService) -> None:
+    service.close()
+    outcome = service.ensure(spec({"type": "boolean"})).result(60)
+    assert isinstance(outcome, GrammarError)
+    assert outcome.code is ErrorCode.UNAVAILABLE
+
+
+def test_the_engine_answers_the_front_end_with_data(service: GrammarService) -> None:
+    good, bad = spec({"type": "integer"}), spec({"enum": []})
+    assert answer(service, dict(Ticket(good, None))).result(60) == {}
+    refused = answer(service, dict(Ticket(bad, None))).result(60)
+    assert GrammarError.from_data(refused).http_status == 400
+
+
+@pytest.mark.parametrize("name", ["auto", "outlines", "nope"])
+def test_what_is_not_served_does_not_start(name: str) -> None:
+    with pytest.raises(StartupError):
+        GrammarService.start(name, VOCABULARY, Settings())
+
+
+class Sized:
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 200_000)), max_size=60), st.integers(0, 300_000))
+def test_the_cache_never_passes_its_bound(puts: list[tuple[int, int]], bound: int) -> None:
+    cache = GrammarCache(bound)
+    for name, nbytes in puts:
+        key = GrammarKey(str(name), "guidance", "1", "v")
+        kept = cache.put(key, Sized(nbytes))  # type: ignore[arg-type]
+        assert kept == (max(nbytes, ENTRY_FLOOR) <= bound)
+        assert cache.bytes <= bound
+        assert not kept or cache.get(key) is not None

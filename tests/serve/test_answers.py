@@ -1,0 +1,134 @@
+"""Real requests to a real server: every finished answer is right, every other one is the beginning of a right one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.serve.client import ENDPOINTS, Answer, Endpoint, ask, body_for, send
+from tests.serve.conftest import Served
+from tests.serve.documents import BOUNDED, KINDS, LEGACY_TAG, OPEN
+from tests.serve.judge import validate
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_schema_with_a_longest_document_is_always_finished(served: Served, name: str) -> None:
+    schema = BOUNDED[name]
+    choice = ask(served.server.client, "chat", json_schema=schema, temperature=1.5, seed=1, max_tokens=250).only
+    assert choice.finish == "stop"
+    served.judge.check_json(schema, choice)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_open_schema_is_never_left(served: Served, name: str) -> None:
+    for seed in range(3):
+        answer = ask(served.server.client, "chat", json_schema=OPEN[name], temperature=1.0, seed=seed, max_tokens=80)
+        served.judge.check_json(OPEN[name], answer.only)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("name", ["person", "keys", "scripts"])
+def test_every_endpoint_takes_a_response_format(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
+    choice = ask(served.server.client, endpoint, json_schema=BOUNDED[name], stream=stream, max_tokens=250).only
+    assert choice.finish == "stop"
+    served.judge.check_json(BOUNDED[name], choice)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("name", KINDS)
+def test_every_endpoint_takes_every_kind(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
+    kind, value = KINDS[name]
+    fields = {"structured_outputs": {kind: value}, "temperature": 1.5, "max_tokens": 250}
+    choice = ask(served.server.client, endpoint, stream=stream, **fields).only
+    assert choice.finish == "stop"
+    served.judge.check(kind, value, choice)
+    if kind == "choice":
+        assert choice.text in value
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_strict_or_not_the_schema_is_enforced(served: Served, strict: bool | None) -> None:
+    given = {"name": "answer", "strict": strict, "schema": BOUNDED["person"], "description": "a person"}
+    body = body_for("chat", max_tokens=250, response_format={"type": "json_schema", "json_schema": given})
+    validate(BOUNDED["person"], send(served.server.client, "chat", body).only.text)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_json_object_gives_objects(served: Served, endpoint: Endpoint, stream: bool) -> None:
+    form: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    if endpoint == "responses":
+        form = {"text": {"format": {"type": "json_object"}}}
+    choice = ask(served.server.client, endpoint, stream=stream, max_tokens=60, **form).only
+    served.judge.check_json({"type": "object"}, choice)
+
+
+def test_the_older_form_of_a_tag_constrains_what_follows_its_trigger(served: Served) -> None:
+    trigger = served.judge.byte_ids("<f>")
+    choice = ask(
+        served.server.client,
+        "chat",
+        structured_outputs={"structural_tag": LEGACY_TAG},
+        logit_bias={str(i): 100 for i in trigger},
+        max_tokens=120,
+    ).only
+    assert "<f>" in choice.text, "the bias did not bring the trigger about"
+    served.judge.check("structural_tag", LEGACY_TAG, choice)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_several_answers_to_one_request_do_not_share_a_matcher(
+    served: Served, endpoint: Endpoint, stream: bool
+) -> None:
+    schema = BOUNDED["person"]
+    answer = ask(
+        served.server.client, endpoint, json_schema=schema, stream=stream, n=4, temperature=1.5, max_tokens=250
+    )
+    assert len(answer.choices) == 4, answer.body
+    for choice in answer.choices:
+        assert choice.finish == "stop"
+        served.judge.check_json(schema, choice)
+    assert len({choice.text for choice in answer.choices}) > 1
+
+
+def test_sixteen_at_once_over_twelve_schemas(served: Served) -> None:
+    schemas = list(BOUNDED.values())[:12]
+    work = [schemas[index % 12] for index in range(16)]
+
+    def one(index: int) -> Answer:
+        endpoint = ENDPOINTS[index % 3]
+        return ask(served.server.client, endpoint, json_schema=work[index], stream=index % 2 == 0, max_tokens=250)
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(one, range(16)))
+    for schema, answer in zip(work, answers, strict=True):
+        assert answer.only.finish == "stop"
+        served.judge.check_json(schema, answer.only)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_cut_is_told_from_an_end(served: Served, endpoint: Endpoint) -> None:
+    schema = {"type": "string", "minLength": 100, "maxLength": 200}
+    cut = ask(served.server.client, endpoint, json_schema=schema, max_tokens=5).only
+    assert cut.finish == "length"
+    served.judge.check_json(schema, cut)
+    with pytest.raises(ValueError, match=r".+"):
+        validate(schema, cut.text)
+
+
+def test_a_hit_answers_as_a_miss_does(served: Served) -> None:
+    schema = {"enum": ["only this"]}
+    first, second = (ask(served.server.client, "chat", json_schema=schema).only for _ in range(2))
+    assert first == second
+
+
+def test_annotations_are_no_constraint(served: Served) -> None:
+    schema = {**BOUNDED["colour"], "title": "T", "description": "D", "examples": ["red"], "$comment": "C", "x-own": 1}
+    validate(schema, ask(served.server.client, "chat", json_schema=schema).only.text)

@@ -1,0 +1,157 @@
+"""The ways a backend is switched on, and that nothing happens where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.prepare_model import prepare
+from tests.serve.server import ARGUMENTS, ENVIRONMENT, Server, vllm
+
+pytestmark = [pytest.mark.server]
+
+PERSON = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+REMOTE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "https://example.com/x.json"}}}
+
+
+def check_person(text: str) -> None:
+    value = json.loads(text)
+    assert isinstance(value["ok"], bool)
+    assert value["n"] in (1, 2, 3)
+    assert set(value) == {"ok", "n"}
+
+
+def content(body: dict[str, Any]) -> str:
+    choice = body["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    return str(choice["message"]["content"])
+
+
+def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
+    """The flag reaches every process, and the HTTP routes are on where VLLM_PLUGINS names the plugin."""
+    (tmp_path / "grammar.yaml").write_text("whitespace: compact\ncontrol: {admin_key: open-sesame}\n")
+    (tmp_path / "vllm.yaml").write_text(
+        f"structured-outputs-backend: xgrammar\ngrammar-config: {tmp_path / 'grammar.yaml'}\napi-server-count: 2\n"
+    )
+    with Server(
+        prepare("noise"),
+        tmp_path,
+        ["--config", str(tmp_path / "vllm.yaml")],
+        environment={"VLLM_PLUGINS": "grammar_backend"},
+    ) as server:
+        for _ in range(16):  # connections of their own, which the kernel spreads over both servers
+            with server.connect() as client:
+                good = client.post("/v1/chat/completions", json=server.chat_body(response_format=FORMAT))
+                check_person(content(good.json()))
+                bad = client.post("/v1/chat/completions", json=server.chat_body(response_format=REMOTE))
+                assert (bad.status_code, bad.json()["error"]["param"]) == (400, "/$ref")
+        assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"\((ApiServer_\d)", server.text))
+        lines = re.findall(r"vllm-grammar-backend .*: backend xgrammar \(xgrammar .*HTTP routes on", server.text)
+        assert len(lines) == 1
+        assert server.client.get("/v1/grammars/stats").status_code == 401
+        stats = server.client.get("/v1/grammars/stats", headers={"X-Admin-Key": "open-sesame"}).json()["ranks"]
+        assert [rank["backend"] for rank in stats] == ["xgrammar"]
+        assert stats[0]["builds"] <= 4
+        assert stats[0]["hits"] >= 16
+
+
+def test_installed_but_not_switched_on_vllm_serves_as_ever(tmp_path: Path) -> None:
+    """The same requests; also those that a pinned backend refuses and stock vLLM takes."""
+    entry = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    with Server(prepare("noise"), tmp_path, ["--structured-outputs-config.backend", "guidance"], entry) as server:
+        check_person(content(server.chat(response_format=FORMAT).json()))
+        assert server.chat(response_format=FORMAT, use_beam_search=True, n=2, max_tokens=4).status_code == 200
+        narrowed = {"json": PERSON, "disable_additional_properties": True}
+        assert server.chat(structured_outputs=narrowed, max_tokens=4).status_code == 200
+        refused = server.chat(response_format=REMOTE)
+        assert not refused.json().get("error", {}).get("message", "").startswith("invalid_schema")
+        assert "vllm-grammar-backend" not in server.text
+
+
+OFFLINE = '''
+import json, sys
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+
+if __name__ == "__main__":
+    schema = json.loads(sys.argv[2])
+    llm = LLM(sys.argv[1], enforce_eager=True, dtype="bfloat16", max_model_len=512, max_num_seqs=4, seed=1,
+              additional_config={"grammar_backend": {"backend": sys.argv[3]}})
+    found = {}
+    params = SamplingParams(max_tokens=100, temperature=1.0, structured_outputs=StructuredOutputsParams(json=schema))
+    found["twice"] = [llm.generate(["a", "b"], params)[i].outputs[0].text for i in (0, 1)]
+    params.structured_outputs = StructuredOutputsParams(choice=["x", "yy"])
+    found["changed"] = llm.generate("a", params)[0].outputs[0].text
+    def refusal(call):
+        try:
+            call()
+        except Exception as error:
+            return f"{type(error).__mro__[1].__name__}: {error}"
+    bad = SamplingParams(structured_outputs=StructuredOutputsParams(json={"properties": {"a": {"type": 7}}}))
+    found["bad"] = refusal(lambda: llm.generate("a", bad))
+    beams = BeamSearchParams(beam_width=2, max_tokens=4, structured_outputs=StructuredOutputsParams(json=schema))
+    found["beams"] = refusal(lambda: llm.beam_search([{"prompt": "a"}], beams))
+    found["after"] = llm.generate("a", params)[0].outputs[0].text
+    print("FOUND " + json.dumps(found))
+'''
+
+
+@pytest.mark.parametrize(("backend", "multiprocessing"), [("guidance", "1"), ("xgrammar", "0")])
+def test_offline_llm(tmp_path: Path, backend: str, multiprocessing: str) -> None:
+    script = tmp_path / "offline.py"
+    script.write_text(OFFLINE)
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing}
+    command = [sys.executable, str(script), str(prepare("noise")), json.dumps(PERSON), backend]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
+    reports = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert reports, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(reports[-1].removeprefix("FOUND "))
+    for text in found["twice"]:
+        check_person(text)
+    assert found["changed"] in ("x", "yy")
+    assert found["after"] in ("x", "yy")
+    assert "invalid_schema: " in found["bad"]
+    assert "VLLMValidationError" in found["bad"]
+    assert "unsupported_option: " in found["beams"]
+
+
+def test_run_batch(tmp_path: Path) -> None:
+    def line(name: str, response_format: dict[str, Any]) -> str:
+        body = {
+            "model": str(prepare("noise")),
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 100,
+            "response_format": response_format,
+        }
+        return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    (tmp_path / "in.jsonl").write_text(line("good", FORMAT) + "\n" + line("bad", REMOTE) + "\n")
+    command = vllm("run-batch", "-i", "in.jsonl", "-o", "out.jsonl", "--model", str(prepare("noise")), *ARGUMENTS)
+    done = subprocess.run(
+        [*command, "--structured-outputs-backend", "guidance"],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = {row["custom_id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    check_person(content(rows["good"]["response"]["body"]))
+    assert "invalid_schema: " in json.dumps(rows["bad"])

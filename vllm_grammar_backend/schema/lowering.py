@@ -1,0 +1,166 @@
+"""What the lowerings of all backends share: definitions on demand, values of `enum`, one node for each type."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.schema.flatten import Flattener, union
+from vllm_grammar_backend.schema.finite import barren
+from vllm_grammar_backend.schema.formats import NAMED, PATTERNS
+from vllm_grammar_backend.schema.node import OF_TYPE, TYPES, Document, Node
+from vllm_grammar_backend.schema.patterns import pattern_tree
+from vllm_grammar_backend.schema.regex_tree import Tree
+from vllm_grammar_backend.schema.values import accepts, of_type
+
+
+class Lowering(ABC):
+    """One document on its way to one backend. Subclasses say what each type of value may be given."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._flattener = Flattener(document)
+        self._seen: set[str] = set()
+        self._waiting: list[str] = []
+        self._dead: frozenset[str] = frozenset()
+        """Definitions found to admit no finite value."""
+
+    def lower(self) -> Document:
+        """The document for the backend; its root is `false` where it admits nothing.
+
+        Raises:
+            GrammarError: something in it cannot be enforced exactly.
+        """
+        while True:
+            lowered = self._pass()
+            dead = barren(lowered)
+            if dead <= self._dead:
+                return lowered
+            self._dead |= dead
+            self._seen.clear()
+
+    def _pass(self) -> Document:
+        root = self._node(self._document.root)
+        done: dict[str, Node] = {}
+        while self._waiting:
+            name = self._waiting.pop()
+            done[name] = self._node(self._document.definitions[name])
+        return Document(root, done)
+
+    def _reference(self, node: Node) -> Node:
+        """A lone reference, its definition noted as needed."""
+        name = node.keywords["$ref"]
+        if name in self._dead:
+            return Node(node.pointer, never=True)
+        if name not in self._seen:
+            self._seen.add(name)
+            self._waiting.append(name)
+        return node
+
+    def _node(self, node: Node) -> Node:
+        if not node.keywords:
+            return node
+        flat = [item for each in self._flattener.flatten(node) for item in self._typed(each)]
+        return union([item for item in flat if not item.never], node.pointer)
+
+    def _typed(self, node: Node) -> list[Node]:
+        if node.keywords.keys() == {"$ref"}:
+            return [self._reference(node)]
+        if "enum" in node.keywords:
+            return self._enumerated(node)
+        types = node.get("type", TYPES)
+        if set(types) == set(TYPES) and node.keywords.keys() <= {"type"}:
+            return [Node(node.pointer)]
+        return [self._single(kind, node) for kind in types]
+
+    def _enumerated(self, node: Node) -> list[Node]:
+        rest = node.without("enum")
+        kept: list[Any] = []
+        for value in node.keywords["enum"]:
+            good = accepts(rest, value, self._document)
+            if good is None:
+                raise declined("enum", node, "its values cannot be checked against the keywords beside it")
+            if good:
+                kept.append(value)
+        plain = [value for value in kept if not isinstance(value, (list, dict))]
+        self._check_values(plain, node)
+        found = [Node(node.pointer, {"enum": tuple(plain)})] if plain else []
+        return found + [constant(value, node.pointer) for value in kept if isinstance(value, (list, dict))]
+
+    def _single(self, kind: str, node: Node) -> Node:
+        """A node of one type, with that type's keywords and no others."""
+        barred = [v for v in node.get("not", Node("")).get("enum", ()) if of_type(v, (kind,))]
+        flat = Node(node.pointer, {"type": (kind,), **node.only(OF_TYPE[kind]).keywords})
+        if kind == "string":
+            return self._string(flat, barred)
+        if kind == "boolean" and barred:
+            left = tuple(value for value in (True, False) if value not in barred)
+            return Node(node.pointer, {"enum": left}) if left else Node(node.pointer, never=True)
+        if kind == "null" and barred:
+            return Node(node.pointer, never=True)
+        if barred:
+            raise declined("not", node, f"the complement of some {kind} values cannot be enforced")
+        if kind in ("integer", "number"):
+            return self._number(flat)
+        if kind == "array":
+            return self._array(flat)
+        return self._object(flat) if kind == "object" else flat
+
+    def _check_values(self, values: list[Any], node: Node) -> None:
+        """Decline values that the backend would not write exactly."""
+
+    @abstractmethod
+    def _string(self, node: Node, barred: list[str]) -> Node:
+        """A node of type string; `barred` values are excluded besides."""
+
+    @abstractmethod
+    def _number(self, node: Node) -> Node:
+        """A node of type integer or number."""
+
+    @abstractmethod
+    def _array(self, node: Node) -> Node: ...
+
+    @abstractmethod
+    def _object(self, node: Node) -> Node: ...
+
+
+def format_tree(node: Node) -> Tree | None:
+    """The strings that `format` admits; None where it asserts nothing."""
+    name = node.get("format")
+    if name not in NAMED:
+        return None
+    if name not in PATTERNS:
+        raise declined("format", node, "this format cannot be enforced", "Set formats to annotate to ignore it.")
+    return pattern_tree(f"^(?:{PATTERNS[name]})$", node.pointer, "format")
+
+
+def trimmed(node: Node) -> Node:
+    """Without bounds that cannot fail."""
+    if node.get("minProperties", 0) <= len(set(node.get("required", ()))):
+        node = node.without("minProperties")
+    if node.get("minItems") == 0:
+        node = node.without("minItems")
+    if node.get("minContains") == 0 and "maxContains" not in node.keywords:
+        node = node.without("minContains", "contains")
+    if not node.get("uniqueItems") or node.get("maxItems", 2) <= 1:
+        node = node.without("uniqueItems")
+    return node
+
+
+def constant(value: Any, pointer: str) -> Node:
+    """An array or object that is one value, with the library's own freedom of white space."""
+    if isinstance(value, list):
+        items = tuple(constant(item, pointer) for item in value)
+        size = {"minItems": len(items)} if items else {}
+        prefix = {"prefixItems": items} if items else {}
+        return Node(pointer, {"type": ("array",), **prefix, "items": Node(pointer, never=True), **size})
+    if isinstance(value, dict):
+        named = {name: constant(item, pointer) for name, item in value.items()}
+        known = {"properties": named, "required": list(named)} if named else {}
+        return Node(pointer, {"type": ("object",), **known, "additionalProperties": Node(pointer, never=True)})
+    return Node(pointer, {"enum": (value,)})
+
+
+def declined(keyword: str, node: Node, reason: str = "cannot be enforced", hint: str | None = None) -> GrammarError:
+    return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, reason, f"{node.pointer}/{keyword}", keyword, hint)
