@@ -110,7 +110,7 @@ def wait(url: str, pid: int, log: Path, timeout: float) -> int:
             return 1
         if now - shown >= 5:
             shown = now
-            line = LOG_PREFIX.sub("", next(iter(last_lines(log, 1)), ""))
+            line = LOG_PREFIX.sub("", next(iter(last_lines(log, 1)), "nothing logged yet"))
             print(f"    {now - started:4.0f} s  {line[:120]}", flush=True)
         time.sleep(0.3)
     print(f"    {time.monotonic() - started:4.0f} s  healthy")

@@ -17,6 +17,7 @@ from vllm_grammar_backend.engines.whitespace import MAX_RUN
 from vllm_grammar_backend.engines.xgrammar_trie import tokenizer_info
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
+from vllm_grammar_backend.schema.json_text import to_ebnf
 
 COMPILE_THREADS: Final = 1
 """Per compile. Several compiles run side by side, and none may take a core that the engine's own thread needs."""
@@ -52,8 +53,14 @@ class XgrammarEngine(Engine):
 
 
 def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    return compiler.compile_grammar(_schema_ebnf(spec.text, spec.options.whitespace))
+
+
+def _schema_ebnf(schema: str, whitespace: Whitespace) -> str:
+    """The library's grammar for a schema, with exact strings: see `to_ebnf`."""
     # `strict_mode` would close every object and array that the schema leaves open.
-    return compiler.compile_json_schema(spec.text, strict_mode=False, **_WHITESPACE[spec.options.whitespace])
+    options: dict[str, Any] = {"strict_mode": False, **_WHITESPACE[whitespace]}
+    return to_ebnf(schema, lambda text: str(xgr.Grammar.from_json_schema(text, **options)))
 
 
 def _json_object(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
@@ -75,9 +82,8 @@ def _grammar(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGr
 
 def _structural_tag(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
     def open_schema(schema: object) -> str:
-        options = _WHITESPACE[spec.options.whitespace]
         try:
-            return str(xgr.Grammar.from_json_schema(json.dumps(schema), strict_mode=False, **options))
+            return _schema_ebnf(json.dumps(schema), spec.options.whitespace)
         except RuntimeError as error:
             raise explain(str(error), GrammarKind.JSON) from None
 

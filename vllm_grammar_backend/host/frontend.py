@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -19,6 +19,8 @@ from vllm_grammar_backend.host.seams import Function, Seam
 from vllm_grammar_backend.ticket import Ticket
 
 _CODES: Final = tuple(f"{code}: " for code in ErrorCode)
+_QUOTABLE: Final = 40
+"""Characters of a bad value that vLLM may quote in a message; anything longer may be a schema."""
 
 
 class RefusedError(VLLMValidationError):
@@ -127,97 +129,63 @@ def _admit_before(original: Function) -> Function:
     return add_request
 
 
-def _only_ours(original: Function) -> Function:
-    def validate(self: Any, *args: Any, **kwargs: Any) -> None:
-        if pin.active() is None:
-            original(self, *args, **kwargs)
-        elif self.structured_outputs is not None:
-            with vllm_errors():
-                _held(self)
+def _while_pinned(replacement: Function) -> Callable[[Function], Function]:
+    """A wrap that calls `replacement(original, ...)` where a backend is pinned and `original(...)` where none is."""
 
-    return validate
+    def wrap(original: Function) -> Function:
+        def either(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if pin.active() is None else replacement(original, *args, **kwargs)
 
+        return either
 
-def _left_to_admission(original: Function) -> Function:
-    def validate_payload(payload: Any, *, parameter: str) -> None:
-        if pin.active() is None:
-            original(payload, parameter=parameter)
-
-    return validate_payload
+    return wrap
 
 
-def _one_kind(original: Function) -> Function:
-    def __post_init__(self: Any) -> None:
-        if pin.active() is None:
-            original(self)
-        else:
-            with vllm_errors():
-                ticket.constraint(self)
-
-    return __post_init__
+def _check_ticket(_original: Function, params: SamplingParams, *_args: Any, **_kwargs: Any) -> None:
+    if params.structured_outputs is not None:
+        with vllm_errors():
+            _held(params)
 
 
-def _size_only(original: Function) -> Function:
-    def summarize(value: object) -> object:
-        if pin.active() is not None and isinstance(value, str):
-            return f"<str of {len(value)} characters>"
-        return original(value)
-
-    return summarize
+def _check_kinds(_original: Function, params: Any) -> None:
+    with vllm_errors():
+        ticket.constraint(params)
 
 
-def _trusting(original: Function) -> Function:
-    def supports(structured_outputs: Any) -> bool:
-        return pin.active() is not None or bool(original(structured_outputs))
-
-    return supports
+def _refuse_beam_search(_original: Function, *_args: Any, **_kwargs: Any) -> None:
+    with vllm_errors():
+        check_companions(None, beam_search=True)
 
 
-def _refuse_beam_search(original: Function) -> Function:
-    def init_structured_output(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if gate_of(self.llm_engine) is not None:
-            with vllm_errors():
-                check_companions(None, beam_search=True)
-        return original(self, *args, **kwargs)
-
-    return init_structured_output
+def _name_kinds(_original: Function, params: Any) -> str:
+    kinds = [name for name, value in vars(params).items() if value is not None and not name.startswith("_")]
+    return f"StructuredOutputsParams({', '.join(kinds)})"
 
 
-def _keep_pointers(original: Function) -> Function:
-    def sanitize(message: str) -> str:
-        return message if message.startswith(_CODES) else str(original(message))
-
-    return sanitize
+def _tell_size(original: Function, value: object) -> object:
+    long = isinstance(value, str) and len(value) > _QUOTABLE
+    return f"<str of {len(value)} characters>" if long else original(value)  # type: ignore[arg-type]
 
 
-def _kinds_only(original: Function) -> Function:
-    def represent(self: Any) -> str:
-        if pin.active() is None:
-            return str(original(self))
-        kinds = [name for name, value in vars(self).items() if value is not None and not name.startswith("_")]
-        return f"StructuredOutputsParams({', '.join(kinds)})"
-
-    return represent
+def _keep_pointers(original: Function, message: str) -> str:
+    return message if message.startswith(_CODES) else str(original(message))
 
 
 _SERVING: Final = "vllm.entrypoints.openai"
+_ERRORS: Final = "vllm.entrypoints.serve.exception_handling"
+_BEAMS: Final = "vllm.entrypoints.generate.beam_search.offline:BeamSearchOfflineMixin"
 _STATUS: Final = "a refusal needs its own HTTP status, streaming or not, so it must come before the response starts"
 _LOOP: Final = "it runs a grammar library on the event loop, and not always the pinned one"
+_QUOTED: Final = "vLLM's messages and logs do not quote constraints"
+
+_RENDER: Final = (
+    f"{_SERVING}.chat_completion.serving:OpenAIServingChat.render_chat_request",
+    f"{_SERVING}.completion.serving:OpenAIServingCompletion.render_completion_request",
+    f"{_SERVING}.responses.serving:OpenAIServingResponses._render_resolved_response_inputs",
+)
 
 SEAMS: Final = (
-    Seam(f"{_SERVING}.chat_completion.serving:OpenAIServingChat.render_chat_request", "request", _admit_after, _STATUS),
-    Seam(
-        f"{_SERVING}.completion.serving:OpenAIServingCompletion.render_completion_request",
-        "request",
-        _admit_after,
-        _STATUS,
-    ),
-    Seam(
-        f"{_SERVING}.responses.serving:OpenAIServingResponses._render_resolved_response_inputs",
-        "request",
-        _admit_after,
-        _STATUS,
-    ),
+    *(Seam(target, "request", _admit_after, _STATUS) for target in _RENDER),
     Seam(
         "vllm.v1.engine.async_llm:AsyncLLM.add_request",
         "params",
@@ -225,51 +193,53 @@ SEAMS: Final = (
         "every other front end (token-level, batch, speech, embedding code) reaches the engine here",
     ),
     Seam("vllm.v1.engine.llm_engine:LLMEngine.add_request", "params", _admit_before, "offline LLM comes in here"),
-    Seam("vllm.sampling_params:SamplingParams._validate_structured_outputs", "self", _only_ours, _LOOP),
+    Seam(
+        "vllm.sampling_params:SamplingParams._validate_structured_outputs", "self", _while_pinned(_check_ticket), _LOOP
+    ),
     Seam(
         "vllm.entrypoints.generate.base.protocol:validate_structural_tag_payload",
         "payload parameter",
-        _left_to_admission,
+        _while_pinned(lambda _original, payload, *, parameter: None),  # noqa: ARG005 - vLLM's signature
         _LOOP,
     ),
     Seam(
         "vllm.parser.abstract_parser:_xgrammar_supports",
         "structured_outputs",
-        _trusting,
+        _while_pinned(lambda *_: True),
         _LOOP + "; where it says no, the tools' constraint is dropped",
     ),
     Seam(
-        "vllm.entrypoints.generate.beam_search.offline:BeamSearchOfflineMixin._init_beam_search_structured_output",
+        f"{_BEAMS}._init_beam_search_structured_output",
         "structured_outputs",
-        _refuse_beam_search,
+        _while_pinned(_refuse_beam_search),
         "offline beam search builds a backend of vLLM's own choice",
     ),
     Seam(
-        "vllm.entrypoints.serve.exception_handling.error_response:sanitize_message",
+        f"{_ERRORS}.error_response:sanitize_message",
         "message",
-        _keep_pointers,
+        _while_pinned(_keep_pointers),
         "it takes JSON pointers for file paths and rewrites them",
         "vLLM's clean-up leaves JSON pointers alone",
     ),
     Seam(
         "vllm.sampling_params:StructuredOutputsParams.__post_init__",
         "self",
-        _one_kind,
+        _while_pinned(_check_kinds),
         "where several kinds are given, vLLM's message quotes all of them",
-        "vLLM's message names the kinds only",
+        _QUOTED,
     ),
     Seam(
-        "vllm.entrypoints.serve.exception_handling.handlers.validation:_summarize_error_input",
+        f"{_ERRORS}.handlers.validation:_summarize_error_input",
         "value",
-        _size_only,
+        _while_pinned(_tell_size),
         "a schema sent as text where an object belongs is quoted in the message",
-        "vLLM does not quote a request's values",
+        _QUOTED,
     ),
     Seam(
         "vllm.sampling_params:StructuredOutputsParams.__repr__",
         "self",
-        _kinds_only,
+        _while_pinned(_name_kinds),
         "with --enable-log-requests vLLM logs the schema's text",
-        "vLLM leaves constraints out of its request log",
+        _QUOTED,
     ),
 )

@@ -17,6 +17,15 @@ _PLAIN: Final = frozenset(
     }
 )
 """Assertions whose value is taken over as it is."""
+_UNEVALUATED: Final = ("unevaluatedItems", "unevaluatedProperties")
+"""For these an `if` counts even where nothing follows from it."""
+_COUNTS: Final = frozenset(
+    {
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    }
+)
+"""Whole numbers, which may be written 2.0."""
 _IN_PLACE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 """Applicators that look at the same value as the schema they stand in."""
 _LATE: Final = {
@@ -99,7 +108,7 @@ class _Builder:
     def _take(self, keyword: str, value: Any, place: Place, out: dict[str, Any]) -> None:
         if keyword in _PLAIN:
             if keyword != "format" or self._formats:
-                out[keyword] = value
+                out[keyword] = int(value) if keyword in _COUNTS else value
         elif keyword in ("type", "enum", "const"):
             self._values(keyword, value, out)
         elif keyword in ("allOf", "anyOf", "oneOf"):
@@ -127,14 +136,14 @@ class _Builder:
 
     def _conditions(self, keyword: str, value: Any, place: Place, out: dict[str, Any]) -> None:
         schema = place.schema
-        if keyword == "if" and ("then" in schema or "else" in schema):
+        if keyword == "if" and not schema.keys().isdisjoint(("then", "else", *_UNEVALUATED)):
             out["if"] = self._below(place, "if", schema=value)
         elif keyword in ("then", "else") and "if" in schema:
             out[keyword] = self._below(place, keyword, schema=value)
         elif keyword == "contains":
             out["contains"] = self._below(place, "contains", schema=value)
         elif keyword in ("minContains", "maxContains") and "contains" in schema:
-            out[keyword] = value
+            out[keyword] = int(value)
         elif keyword == "prefixItems" or (keyword == "items" and isinstance(value, list)):
             out["prefixItems"] = tuple(self._below(place, keyword, i, schema=item) for i, item in enumerate(value))
         elif keyword == "items" or (

@@ -63,7 +63,7 @@ def _excluded(first: Node, second: Node, document: Document) -> bool:
     if values is not None and len(values) <= _MAX_VALUES:
         return all(accepts(second, value, document) is False for value in values)
     inner = first.get("not")
-    return inner is not None and inner.keywords == second.keywords and not inner.never
+    return inner is not None and inner == second
 
 
 def _apart(kind: str, first: Node, second: Node, document: Document, steps: int) -> bool:

@@ -37,24 +37,22 @@ class Flattener:
             return []
         node = self.eliminate(node)
         if "$ref" in node.keywords and len(node.keywords) > 1:
-            name = node.keywords["$ref"]
-            if name in inlined:
-                raise _declined("$ref", node.pointer, "a recursive reference with keywords beside it")
-            target = self._document.definitions[name]
-            return self.flatten(self._merge(self.eliminate(target), node.without("$ref")), inlined | {name})
+            return self.flatten(*self._inlined(node, inlined))
         if "anyOf" in node.keywords:
-            return self._distribute(node.without("anyOf"), node.keywords["anyOf"], inlined)
+            rest, branches = node.without("anyOf"), node.keywords["anyOf"]
+            return self._union([self._both(rest, branch, inlined) for branch in branches], node)
         if "oneOf" in node.keywords:
-            return self._one_of(node, inlined)
+            return self._union(self.exclusive(node, inlined), node)
         if "allOf" in node.keywords:
             whole = node.without("allOf")
             for item in node.keywords["allOf"]:
-                whole = self._merge(whole, self.eliminate(item))
+                whole, inlined = self._both(whole, item, inlined)
             return self.flatten(whole, inlined)
         return [node]
 
     def eliminate(self, node: Node) -> Node:
         """Rewrite `not`, `if`, `dependent*` into the combinations that are left."""
+        node = _evaluated(node)
         extra: list[Node] = []
         inner = node.get("not")
         if inner is not None and inner.keywords.keys() != {"enum"}:
@@ -69,7 +67,7 @@ class Flattener:
             there = Node(node.pointer, {"required": [name], "allOf": (schema,)})
             extra.append(_dependent(name, there, node))
         node = node.without("dependentRequired", "dependentSchemas")
-        return _evaluated(node if not extra else node.having(allOf=(*node.get("allOf", ()), *extra)))
+        return node if not extra else node.having(allOf=(*node.get("allOf", ()), *extra))
 
     def _conditional(self, node: Node) -> Node:
         condition = node.keywords["if"]
@@ -85,20 +83,17 @@ class Flattener:
             reason = f"the complement of {e.keyword!r} cannot be enforced"
             raise _declined(keyword, node.pointer, reason) from None
 
-    def _one_of(self, node: Node, inlined: frozenset[str]) -> list[Node]:
-        return self._union(self.check_exclusive(node), inlined, node)
-
-    def check_exclusive(self, node: Node) -> list[Node]:
+    def exclusive(self, node: Node, inlined: frozenset[str] = frozenset()) -> list[tuple[Node, frozenset[str]]]:
         """The branches of `oneOf`, each with its siblings, if no value can be valid against two of them.
 
         Raises:
             GrammarError: that cannot be shown.
         """
         rest, branches = node.without("oneOf"), node.keywords["oneOf"]
-        whole = [self._merge(rest, self.eliminate(branch)) for branch in branches]
-        live = [branch for branch in whole if not branch.never]
-        for i, first in enumerate(live):
-            for second in live[:i]:
+        whole = [self._both(rest, branch, inlined) for branch in branches]
+        live = [pair for pair in whole if not pair[0].never]
+        for i, (first, _) in enumerate(live):
+            for second, _ in live[:i]:
                 self._spend(node)
                 if not disjoint(first, second, self._document):
                     reason = "its branches are not provably exclusive"
@@ -106,28 +101,43 @@ class Flattener:
                     raise _declined("oneOf", node.pointer, reason, hint)
         return live
 
-    def _distribute(self, rest: Node, branches: Iterable[Node], inlined: frozenset[str]) -> list[Node]:
-        return self._union([self._merge(rest, self.eliminate(branch)) for branch in branches], inlined, rest)
-
-    def _union(self, nodes: Iterable[Node], inlined: frozenset[str], origin: Node) -> list[Node]:
+    def _union(self, pairs: Iterable[tuple[Node, frozenset[str]]], origin: Node) -> list[Node]:
         found: list[Node] = []
-        for node in nodes:
-            found.extend(item for item in self.flatten(node, inlined) if item.keywords not in [f.keywords for f in found])
+        for node, inlined in pairs:
+            found.extend(item for item in self.flatten(node, inlined) if item not in found)
             if len(found) > MAX_BRANCHES:
                 reason = f"its combinations have more than {MAX_BRANCHES} alternatives"
                 raise GrammarError(ErrorCode.TOO_COSTLY, reason, origin.pointer)
         return found
 
+    def _both(self, first: Node, second: Node, inlined: frozenset[str]) -> tuple[Node, frozenset[str]]:
+        """The conjunction, properties of `first` before those of `second`, and the references that were opened."""
+        second = self.eliminate(second)
+        if first.anything:
+            return second, inlined
+        if "$ref" in second.keywords and second.keywords["$ref"] != first.get("$ref"):
+            second, inlined = self._inlined(second, inlined)
+            return self._both(first, second, inlined)
+        return self._merge(first, second), inlined
+
+    def _inlined(self, node: Node, inlined: frozenset[str]) -> tuple[Node, frozenset[str]]:
+        """The target of a reference together with what stands beside the reference."""
+        name = node.keywords["$ref"]
+        if name in inlined:
+            raise _declined("$ref", node.pointer, "a recursive reference with keywords beside it")
+        target, opened = self.eliminate(self._document.definitions[name]), inlined | {name}
+        rest = node.without("$ref")
+        while "$ref" in target.keywords and rest.keywords:
+            target, opened = self._inlined(target, opened)
+        return self._merge(target, rest), opened
+
     def _merge(self, first: Node, second: Node) -> Node:
         self._spend(first)
-        refs = [node for node in (first, second) if "$ref" in node.keywords]
-        if len(refs) == 2 and first.keywords["$ref"] != second.keywords["$ref"]:
-            name = second.keywords["$ref"]
-            return self._merge(first, self._merge(second.without("$ref"), self._document.definitions[name]))
         try:
             return merge(first, second)
         except CannotMergeError as e:
-            raise _declined(e.keyword, e.pointer, "cannot be combined with the same keyword of a schema beside it") from None
+            reason = "cannot be combined with the same keyword of a schema beside it"
+            raise _declined(e.keyword, e.pointer, reason) from None
 
     def _spend(self, node: Node) -> None:
         self._steps += 1
@@ -148,7 +158,7 @@ def _evaluated(node: Node) -> Node:
             continue
         if plain in node.keywords or schema.anything:
             node = node.without(keyword)
-        elif node.keywords.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "contains")):
+        elif node.keywords.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "contains", "dependentSchemas")):
             node = node.without(keyword).having(**{plain: schema})
         else:
             raise _declined(keyword, node.pointer, "depends on which of the schemas beside it apply")

@@ -52,7 +52,7 @@ class GuidanceLowering(Lowering):
     def _exclusive(self, node: Node) -> Node:
         """`oneOf` as `anyOf` where its branches are provably exclusive; else the library has to prove it."""
         try:
-            self._flattener.check_exclusive(node)
+            self._flattener.exclusive(node)
         except GrammarError:
             return node
         branches = node.keywords["oneOf"]

@@ -34,8 +34,9 @@ from vllm_grammar_backend.schema.regex_tree import (
 MAX_UNROLLED: Final = 200
 """Largest count that an automaton is made for: its cost grows with the square. Larger ones become counted rules."""
 
-_MARK: Final = "^(?:mark|{})*$"
-_RULE: Final = re.compile(r'Regex\("\^\(\\?\?:mark\|(\d+)\)\*\$", json_string=true\)')
+_TOKEN: Final = "x0mark0x"
+_MARK: Final = f"^(?:{_TOKEN}|{{}})*$"
+_RULE: Final = re.compile(rf'Regex\("\^\(\\?\?:{_TOKEN}\|(\d+)\)\*\$", json_string=true\)')
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "not")
 _SHORT: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
 _ESCAPED: Final = (*range(0x20), 0x22, 0x5C)
@@ -49,37 +50,38 @@ def to_ebnf(schema: str, convert: Callable[[str], str]) -> str:
     Args:
         schema: JSON text.
         convert: JSON text of a schema to EBNF, `str(Grammar.from_json_schema(...))`.
+
+    Raises:
+        RuntimeError: the library no longer writes its rules as it did.
     """
     rules: list[str] = []
-    marked = _marked(json.loads(schema), rules)
-    grammar = convert(json.dumps(marked, ensure_ascii=False))
-    found: set[int] = set()
-
-    def rule(match: re.Match[str]) -> str:
-        found.add(int(match[1]))
-        return rules[int(match[1])]
-
-    grammar = _RULE.sub(rule, grammar)
-    if len(found) != len(rules):
-        raise RuntimeError("xgrammar no longer writes the rules for patterns that this was written for")
+    grammar = convert(json.dumps(_marked(json.loads(schema), rules), ensure_ascii=False))
+    grammar = _RULE.sub(lambda found: rules[int(found[1])], grammar)
+    if _TOKEN in grammar:
+        raise RuntimeError("xgrammar writes rules for patterns in a form that is not known here")
     return grammar
 
 
-def _marked(schema: Any, rules: list[str]) -> Any:
-    """A copy in which every bounded or patterned string has a mark for a pattern; `rules[i]` is what mark i means."""
-    if isinstance(schema, bool):
+def _marked(schema: Any, rules: list[str], *, name: bool = False) -> Any:
+    """A copy in which every bounded or patterned string has a mark for a pattern; `rules[i]` is what mark i means.
+
+    Args:
+        name: `schema` is for the name of a property.
+    """
+    if not isinstance(schema, dict):
         return schema
     out: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in ("properties", "$defs"):
-            out[keyword] = {name: _marked(item, rules) for name, item in value.items()}
+            out[keyword] = {key: _marked(item, rules) for key, item in value.items()}
         elif keyword in ("anyOf", "prefixItems"):
             out[keyword] = [_marked(item, rules) for item in value]
         elif keyword in ("additionalProperties", "items", "propertyNames"):
-            out[keyword] = _marked(value, rules)
-        elif keyword not in _OF_STRINGS:
+            out[keyword] = _marked(value, rules, name=keyword == "propertyNames")
+        else:
             out[keyword] = value
-    if not schema.keys().isdisjoint(_OF_STRINGS):
+    if (name or schema.get("type") == "string") and not schema.keys().isdisjoint(_OF_STRINGS):
+        out = {keyword: value for keyword, value in out.items() if keyword not in _OF_STRINGS}
         out["pattern"] = _MARK.format(len(rules))
         rules.append(_rule_of(schema))
     return out

@@ -53,9 +53,9 @@ def merge(first: Node, second: Node) -> Node:
 
 
 def both(first: Node, second: Node) -> Node:
-    if first is second or first.never or second.anything or first.keywords == second.keywords:
+    if first.never or second.anything:
         return first
-    if second.never or first.anything:
+    if second.never or first.anything or first == second:
         return second
     return Node(first.pointer, {"allOf": (first, second)})
 

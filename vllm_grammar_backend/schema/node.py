@@ -64,7 +64,7 @@ OF_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    pointer: str
+    pointer: str = field(compare=False)
     """RFC 6901 pointer into the schema as it was sent."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
     never: bool = False

@@ -173,7 +173,7 @@ class XgrammarLowering(Lowering):
 
     def _patterned(self, node: Node, rest: Node, patterns: dict[str, tuple[Tree, Node]]) -> tuple[Tree, Node]:
         schemas = [schema for _, schema in patterns.values()]
-        if "propertyNames" in node.keywords or not rest.never or any(s.keywords != schemas[0].keywords for s in schemas):
+        if "propertyNames" in node.keywords or not rest.never or any(schema != schemas[0] for schema in schemas):
             raise declined("patternProperties", node, "names that match several patterns or none cannot be told apart")
         return Alt(tuple(tree for tree, _ in patterns.values())), self._node(schemas[0])
 
