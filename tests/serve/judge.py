@@ -25,7 +25,7 @@ class Judge:
     def __init__(self, backend: str, model: Path) -> None:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        self._tokenizer = tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         generation = json.loads((model / "generation_config.json").read_text())
         self.vocabulary = from_tokenizer(tokenizer, len(tokenizer), end_ids(generation))
         self.engine = engines.load(backend, self.vocabulary)
@@ -37,7 +37,7 @@ class Judge:
         return build(spec, self.engine).matcher({*self.vocabulary.eos_ids, *stops})
 
     def byte_ids(self, text: str) -> list[int]:
-        """`text` as single-byte tokens, which a byte-level vocabulary has for every byte."""
+        """`text` as single-byte tokens."""
         return [self._byte_ids[byte] for byte in text.encode()]
 
     def check_json(self, schema: object, choice: Choice) -> None:
@@ -52,7 +52,7 @@ class Judge:
         matcher = self.matcher(kind, value)
         # Cut off inside a character, a text ends in U+FFFD.
         text = choice.text if choice.finish == "stop" else choice.text.rstrip("\ufffd")
-        self._follow(matcher, self.byte_ids(text), choice)
+        self._follow(matcher, self._tokenizer.encode(text, add_special_tokens=False), choice)
         if choice.token_ids is not None:
             matcher.reset()
             self._follow(matcher, choice.token_ids, choice)

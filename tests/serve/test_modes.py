@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.prepare_model import prepare
-from tests.serve.server import ARGUMENTS, ENVIRONMENT, Server, vllm
+from tests.serve.server import ARGUMENTS, ENVIRONMENT, Server, free_port, vllm
 
 pytestmark = [pytest.mark.server]
 
@@ -81,7 +81,7 @@ def test_installed_but_not_switched_on_vllm_serves_as_ever(tmp_path: Path) -> No
         assert "vllm-grammar-backend" not in server.text
 
 
-OFFLINE = '''
+OFFLINE = """
 import json, sys
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
@@ -89,7 +89,8 @@ from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 if __name__ == "__main__":
     schema = json.loads(sys.argv[2])
     llm = LLM(sys.argv[1], enforce_eager=True, dtype="bfloat16", max_model_len=512, max_num_seqs=4, seed=1,
-              additional_config={"grammar_backend": {"backend": sys.argv[3]}})
+              additional_config={"grammar_backend": {"backend": sys.argv[3]}},
+              distributed_executor_backend=sys.argv[4] or None)
     found = {}
     params = SamplingParams(max_tokens=100, temperature=1.0, structured_outputs=StructuredOutputsParams(json=schema))
     found["twice"] = [llm.generate(["a", "b"], params)[i].outputs[0].text for i in (0, 1)]
@@ -106,15 +107,22 @@ if __name__ == "__main__":
     found["beams"] = refusal(lambda: llm.beam_search([{"prompt": "a"}], beams))
     found["after"] = llm.generate("a", params)[0].outputs[0].text
     print("FOUND " + json.dumps(found))
-'''
+"""
 
 
-@pytest.mark.parametrize(("backend", "multiprocessing"), [("guidance", "1"), ("xgrammar", "0")])
-def test_offline_llm(tmp_path: Path, backend: str, multiprocessing: str) -> None:
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+"""What torchrun sets for the only process of a job."""
+
+
+@pytest.mark.parametrize(("backend", "executor"), [("guidance", ""), ("xgrammar", "external_launcher")])
+def test_offline_llm(tmp_path: Path, backend: str, executor: str) -> None:
+    """With an engine process of its own and, as `external_launcher` wants, in one process that compiles in place."""
     script = tmp_path / "offline.py"
     script.write_text(OFFLINE)
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing}
-    command = [sys.executable, str(script), str(prepare("noise")), json.dumps(PERSON), backend]
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if executor else "1"}
+    if executor:
+        environment |= {**TORCHRUN, "MASTER_PORT": str(free_port())}
+    command = [sys.executable, str(script), str(prepare("noise")), json.dumps(PERSON), backend, executor]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
     )

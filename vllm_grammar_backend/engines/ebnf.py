@@ -17,8 +17,9 @@ from vllm_grammar_backend.engines.lark import HEADER, check_encodable
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 
 _ROOT: Final = "root"
-_FIRST_RULE: Final = re.compile(r"(?:\s+|#[^\n]*|//[^\n]*)*[\w-]+\s*::=")
-_BLANK: Final = re.compile(r"(?:\s+|#[^\n]*)*")
+# Possessive: a comment is never given back, and hostile text costs linear time.
+_FIRST_RULE: Final = re.compile(r"(?:\s++|#[^\n]*+|//[^\n]*+)*+[\w-]++\s*+::=")
+_BLANK: Final = re.compile(r"(?:\s++|#[^\n]*+)*+")
 _NAME: Final = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _RULE_HEAD: Final = re.compile(r"([A-Za-z_][\w-]*)\s*::=", re.ASCII)
 _COUNT: Final = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")

@@ -10,11 +10,11 @@ from typing import ClassVar, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from vllm_grammar_backend.engines import ebnf, lark, tag_lark
-from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Matcher, Row
+from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
-from vllm_grammar_backend.engines.whitespace import OUTSIDE, WhitespaceRows, step
+from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
+from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,  # Earley items for one byte of input; bounds ambiguity
@@ -66,11 +66,7 @@ class GuidanceEngine(Engine):
         template = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if template.is_error():
             raise explain(template.get_error(), spec.kind)
-        bounded = spec.options.whitespace is Whitespace.BOUNDED and spec.kind in _JSON_KINDS
-        return GuidanceGrammar(self, template, len(text), self._whitespace if bounded else None)
-
-
-_JSON_KINDS: Final = frozenset({GrammarKind.JSON, GrammarKind.JSON_OBJECT})
+        return GuidanceGrammar(self, template, len(text), self._whitespace if has_bound(spec) else None)
 
 
 def _grammar(spec: GrammarSpec) -> str:
@@ -113,59 +109,37 @@ class GuidanceGrammar(CompiledGrammar):
         return GuidanceMatcher(self, self.template.deep_copy(), stop_token_ids)
 
 
-class GuidanceMatcher(Matcher):
-    """llguidance's matcher, and the whitespace bound beside it."""
+class GuidanceMatcher(BoundedMatcher):
+    """llguidance's matcher. An unknown id would put it into a lasting error state, but it is never shown one."""
 
     def __init__(self, grammar: GuidanceGrammar, inner: LLMatcher, stop_token_ids: Iterable[int]) -> None:
-        super().__init__(grammar.engine.vocabulary, stop_token_ids)
+        engine = grammar.engine
+        super().__init__(engine.vocabulary, stop_token_ids, engine.has_text, grammar.whitespace)
         self._inner = inner
-        self._has_text = grammar.engine.has_text
-        self._text_row = grammar.engine.vocabulary.text_row
-        self._texts = grammar.engine.vocabulary.texts
-        self._whitespace = grammar.whitespace
-        self._positions = [OUTSIDE]
-        """Lexical position after each accepted token; only kept where whitespace is bounded."""
 
     def validate(self, tokens: Sequence[int]) -> int:
-        if self.finished or self._whitespace is not None or not self._stops.isdisjoint(tokens):
+        if self.finished or self._bound is not None or not self._stops.isdisjoint(tokens):
             return super().validate(tokens)
         known = 0
         while known < len(tokens) and self._is_text(tokens[known]):
             known += 1
-        return self._inner.validate_tokens(list(tokens[:known]))
+        return int(self._inner.validate_tokens(list(tokens[:known])))
 
-    def _is_text(self, token: int) -> bool:
-        return 0 <= token < len(self._has_text) and self._has_text[token] == 1
+    def _consume(self, token: int) -> bool:
+        return bool(self._inner.try_consume_tokens([token]))
 
-    def _advance(self, token: int) -> bool:
-        # The library goes into a lasting error state over ids that it does not know, so it never sees one.
-        if not self._is_text(token):
-            return False
-        position: int | None = OUTSIDE
-        if self._whitespace is not None:
-            position = step(self._positions[-1], self._texts[token])
-        if position is None or not self._inner.try_consume_tokens([token]):
-            return False
-        if self._whitespace is not None:
-            self._positions.append(position)
-        return True
-
-    def _retreat(self, count: int) -> None:
+    def _undo(self, count: int) -> None:
         self._inner.rollback(count)
-        if self._whitespace is not None:
-            del self._positions[-count:]
 
-    def _restart(self) -> None:
+    def _rewind(self) -> None:
         self._inner.reset()
-        del self._positions[1:]
 
-    def _mask(self, row: Row) -> None:
+    def _compute(self, row: Row) -> None:
         self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        row &= self._text_row if self._whitespace is None else self._whitespace.row(self._positions[-1])
 
     def _detach(self) -> None:
+        super()._detach()
         self._inner = self._inner.deep_copy()
-        self._positions = self._positions.copy()
 
     def _accepting(self) -> bool:
         return self._inner.is_accepting() and not self._inner.is_error()
@@ -192,7 +166,7 @@ def explain(message: str, kind: GrammarKind) -> GrammarError:
     for needle, code, reason, keyword in _SHARED_REASONS:
         if needle in head:
             return GrammarError(code, reason, keyword=keyword)
-    if kind in _JSON_KINDS or "compile JSON schema" in head:
+    if kind in JSON_KINDS or "compile JSON schema" in head:
         return _explain_schema(head)
     for needle, reason in _SYNTAX_REASONS:
         if needle in message:

@@ -11,9 +11,9 @@ import numpy as np
 import xgrammar as xgr
 
 from vllm_grammar_backend.engines import ebnf, lark, structural_tag
-from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Matcher, Row
+from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
-from vllm_grammar_backend.engines.whitespace import MAX_RUN
+from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound
 from vllm_grammar_backend.engines.xgrammar_trie import tokenizer_info
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
@@ -23,10 +23,13 @@ COMPILE_THREADS: Final = 1
 """Per compile. Several compiles run side by side, and none may take a core that the engine's own thread needs."""
 
 _WHITESPACE: Final[dict[Whitespace, dict[str, Any]]] = {
-    Whitespace.BOUNDED: {"any_whitespace": True, "max_whitespace_cnt": MAX_RUN},
+    Whitespace.BOUNDED: {"any_whitespace": True},  # `BoundedMatcher` keeps the bound
     Whitespace.FLEXIBLE: {"any_whitespace": True},
     Whitespace.COMPACT: {"any_whitespace": False},
 }
+TAG_RUN: Final = 16
+"""Most whitespace characters in a row in the JSON of a structural tag under `Whitespace.BOUNDED`. The library's own
+bound, for nothing else tells where in a text the JSON is; each one costs 200 kB in every such grammar."""
 
 
 class XgrammarEngine(Engine):
@@ -42,14 +45,16 @@ class XgrammarEngine(Engine):
         self._compiler = xgr.GrammarCompiler(
             tokenizer_info(vocabulary), max_threads=COMPILE_THREADS, cache_enabled=False
         )
+        self._whitespace = WhitespaceRows(vocabulary)
         self.has_text = bytes(bool(text) for text in vocabulary.texts)
 
     def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
         lark.check_encodable(spec.text)
         try:
-            return XgrammarGrammar(self, _COMPILE[spec.kind](self._compiler, spec))
+            compiled = _COMPILE[spec.kind](self._compiler, spec)
         except (RuntimeError, ValueError) as error:
             raise explain(str(error), spec.kind) from None
+        return XgrammarGrammar(self, compiled, self._whitespace if has_bound(spec) else None)
 
 
 def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
@@ -103,9 +108,12 @@ _COMPILE: Final[dict[GrammarKind, Callable[[xgr.GrammarCompiler, GrammarSpec], x
 class XgrammarGrammar(CompiledGrammar):
     """The library's compiled grammar, which matchers only read."""
 
-    def __init__(self, engine: XgrammarEngine, compiled: xgr.CompiledGrammar) -> None:
+    def __init__(
+        self, engine: XgrammarEngine, compiled: xgr.CompiledGrammar, whitespace: WhitespaceRows | None
+    ) -> None:
         self.engine = engine
         self.compiled = compiled
+        self.whitespace = whitespace
         self._nbytes = compiled.memory_size_bytes
 
     @property
@@ -117,33 +125,29 @@ class XgrammarGrammar(CompiledGrammar):
         return XgrammarMatcher(self, xgr.GrammarMatcher(self.compiled), stop_token_ids)
 
 
-class XgrammarMatcher(Matcher):
+class XgrammarMatcher(BoundedMatcher):
     """xgrammar's matcher, never shown a stop token: so it never terminates and its masks stay available."""
 
     def __init__(self, grammar: XgrammarGrammar, inner: xgr.GrammarMatcher, stop_token_ids: Iterable[int]) -> None:
-        super().__init__(grammar.engine.vocabulary, stop_token_ids)
+        engine = grammar.engine
+        super().__init__(engine.vocabulary, stop_token_ids, engine.has_text, grammar.whitespace)
         self._inner = inner
-        self._has_text = grammar.engine.has_text
-        self._text_row = grammar.engine.vocabulary.text_row
 
-    def _advance(self, token: int) -> bool:
-        # The library prints a warning for every special or unknown id it is asked about.
-        if not (0 <= token < len(self._has_text) and self._has_text[token]):
-            return False
+    def _consume(self, token: int) -> bool:
         return bool(self._inner.accept_token(token))
 
-    def _retreat(self, count: int) -> None:
+    def _undo(self, count: int) -> None:
         self._inner.rollback(count)
 
-    def _restart(self) -> None:
+    def _rewind(self) -> None:
         self._inner.reset()
 
-    def _mask(self, row: Row) -> None:
-        # A numpy row goes in by DLPack, without a torch tensor. The library sets bits past the vocabulary.
+    def _compute(self, row: Row) -> None:
+        # A numpy row goes in by DLPack, without a torch tensor.
         self._inner.fill_next_token_bitmask(row[np.newaxis, :])
-        row &= self._text_row
 
     def _detach(self) -> None:
+        super()._detach()
         self._inner = self._inner.fork()
 
     def _accepting(self) -> bool:
@@ -156,7 +160,7 @@ _STAMP: Final = re.compile(r"^\[[^\]]*\]\s*\S+?:\d+:\s*")
 def explain(message: str, kind: GrammarKind) -> GrammarError:
     """Turn the library's message into an error of ours without a word of the client's text."""
     head = _STAMP.sub("", message)
-    json_kind = kind in (GrammarKind.JSON, GrammarKind.JSON_OBJECT)
+    json_kind = kind in JSON_KINDS
     for needle, code, reason, keyword in _SCHEMA_REASONS if json_kind else _SYNTAX_REASONS:
         if needle in head:
             return GrammarError(code, reason, keyword=keyword or (None if json_kind else kind.value))

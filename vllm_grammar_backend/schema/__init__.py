@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import Formats, GrammarKind, GrammarSpec
 from vllm_grammar_backend.schema import kinds, metaschema
 from vllm_grammar_backend.schema.build import build
 from vllm_grammar_backend.schema.document import parse
+from vllm_grammar_backend.schema.guidance import GuidanceLowering
 from vllm_grammar_backend.schema.lowering import Lowering
 from vllm_grammar_backend.schema.node import render
-from vllm_grammar_backend.schema.guidance import GuidanceLowering
 from vllm_grammar_backend.schema.structural_tag import lower_tag
 from vllm_grammar_backend.schema.xgrammar import XgrammarLowering
 
@@ -57,7 +56,4 @@ def lower_schema(schema: Any, backend: str, *, formats: bool) -> Any:
     draft = metaschema.draft_of(schema)
     metaschema.check(schema, draft)
     document = build(schema, draft, formats=formats)
-    lowered = _LOWERINGS[backend](document).lower()
-    if lowered.root.never:
-        raise GrammarError(ErrorCode.UNSATISFIABLE, "no value is valid", "")
-    return render(lowered)
+    return render(_LOWERINGS[backend](document).lower())

@@ -85,11 +85,11 @@ class _Builder:
             keywords["$ref"] = self._name(self.references.resolve(schema["$ref"], place))
             if self._draft <= Draft.D7:
                 return Node(place.pointer, keywords)
-        self._dynamic(schema, place, keywords)
+        self._dynamic(schema, place)
         for keyword, value in schema.items():
             if keyword not in _LATE or self._draft >= _LATE[keyword]:
                 self._take(keyword, value, place, keywords)
-        self._numbers(schema, keywords)
+        self._numbers(keywords)
         return Node(place.pointer, keywords)
 
     def _name(self, place: Place) -> str:
@@ -98,7 +98,7 @@ class _Builder:
             self.waiting[name] = place
         return name
 
-    def _dynamic(self, schema: dict[str, Any], place: Place, keywords: dict[str, Any]) -> None:
+    def _dynamic(self, schema: dict[str, Any], place: Place) -> None:
         for keyword, draft in (("$recursiveRef", Draft.D2019), ("$dynamicRef", Draft.D2020)):
             if keyword in schema and self._draft is draft:
                 reason = "resolved while validating, which no grammar can do"
@@ -161,7 +161,7 @@ class _Builder:
                 node = self._below(place, keyword, name, schema=item)
                 out["dependentSchemas"] = {**out.get("dependentSchemas", {}), name: node}
 
-    def _numbers(self, schema: dict[str, Any], out: dict[str, Any]) -> None:
+    def _numbers(self, out: dict[str, Any]) -> None:
         if self._draft is not Draft.D4:
             return
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -191,11 +191,11 @@ def _refuse_cycles(document: Document) -> None:
     """Raise where following references and in-place applicators leads back without consuming a value."""
     reached = {name: list(_references(node)) for name, node in document.definitions.items()}
     state: dict[str, bool] = {}
-    for start in reached:
+    for start, first in reached.items():
         stack: list[tuple[str, list[tuple[str, str]]]] = []
         if start not in state:
             state[start] = False
-            stack.append((start, list(reached[start])))
+            stack.append((start, list(first)))
         while stack:
             name, edges = stack[-1]
             if not edges:

@@ -15,6 +15,7 @@ _MAX_VALUES: Final = 1000
 
 def disjoint(first: Node, second: Node, document: Document, steps: int = MAX_STEPS) -> bool:
     """True only where it is certain."""
+    document.fuel.burn(first)
     if first.never or second.never:
         return True
     if steps <= 0 or first is second:
@@ -32,7 +33,8 @@ def disjoint(first: Node, second: Node, document: Document, steps: int = MAX_STE
 
 def _opened(node: Node, document: Document, steps: int) -> Node:
     """References followed and `allOf` merged, as far as that goes; what cannot be merged is left out, so the result
-    admits more than `node` at most."""
+    admits more than `node` at most.
+    """
     for _ in range(steps):
         parts = list(node.get("allOf", ()))
         if "$ref" in node.keywords:
@@ -51,9 +53,8 @@ def _opened(node: Node, document: Document, steps: int) -> Node:
 def _branch(first: Node, second: Node, document: Document, steps: int) -> bool:
     for keyword in ("anyOf", "oneOf"):
         branches = first.get(keyword)
-        if branches and len(branches) < steps * 4:
-            if all(disjoint(branch, second, document, steps // 2) for branch in branches):
-                return True
+        if branches and all(disjoint(branch, second, document, steps // 2) for branch in branches):
+            return True
     return False
 
 

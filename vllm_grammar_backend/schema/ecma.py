@@ -6,6 +6,7 @@ a lone brace) is tolerated here as well, because schemas in the wild use it and 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,9 @@ MAX_GROUPS: Final = 64
 """Nested groups."""
 MAX_COUNT: Final = 1_000_000
 
+_COUNTS: Final = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}", re.ASCII)
+_NAME: Final = re.compile(r"[^\W\d]\w*>")
+_BRACED: Final = re.compile(r"([0-9A-Fa-f]{1,6})\}")
 _DIGIT: Final = ((0x30, 0x39),)
 _WORD: Final = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Final = (
@@ -71,7 +75,7 @@ def parse(pattern: str, dialect: Dialect = ECMA) -> Tree:
         raise UnsupportedRegexError("a NUL character")
     reader = _Reader(pattern, dialect)
     tree = reader.alternatives(0)
-    if reader.rest():
+    if not reader.done:
         raise InvalidRegexError("unbalanced parenthesis")
     return tree
 
@@ -82,8 +86,9 @@ class _Reader:
         self._at = 0
         self._dialect = dialect
 
-    def rest(self) -> str:
-        return self._text[self._at :]
+    @property
+    def done(self) -> bool:
+        return self._at == len(self._text)
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -142,11 +147,12 @@ class _Reader:
 
     def _braces(self) -> tuple[int, int | None, int] | None:
         """The counts at the present position and where they end; None where the brace is only a brace."""
-        end = self._text.find("}", self._at)
-        low, comma, high = self._text[self._at + 1 : max(end, self._at + 1)].partition(",")
-        if end < 0 or not _number(low) or (high and not _number(high)):
+        found = _COUNTS.match(self._text, self._at)
+        if found is None:
             return None
-        return int(low), (int(high) if high else None) if comma else int(low), end + 1
+        low = int(found[1])
+        high = low if found[2] is None else int(found[3]) if found[3] else None
+        return low, high, found.end()
 
     def _atom(self, depth: int) -> Tree:
         c = self._next()
@@ -162,7 +168,7 @@ class _Reader:
             return Edge(start=c == "^")
         if c in "*+?":
             raise InvalidRegexError("a repetition of nothing")
-        if c == "{" and _number(self.rest().partition("}")[0].partition(",")[0]) and "}" in self.rest():
+        if c == "{" and _COUNTS.match(self._text, self._at - 1):
             raise InvalidRegexError("a repetition of nothing")
         return _one(ord(c))
 
@@ -183,10 +189,10 @@ class _Reader:
         if plain and self._take("P="):
             raise UnsupportedRegexError("a back-reference")
         if self._take("<") or (plain and self._take("P<")):
-            name, closed, _ = self.rest().partition(">")
-            if not closed or not name.isidentifier():
+            name = _NAME.match(self._text, self._at)
+            if name is None:
                 raise InvalidRegexError("a group with a malformed name")
-            self._at += len(name) + 1
+            self._at = name.end()
             return
         if self._peek() in "imsuxLaU-" and self._peek():
             raise UnsupportedRegexError("inline flags")
@@ -226,14 +232,12 @@ class _Reader:
                 return ((8, 8),)
             if self._take("-"):
                 return ((0x2D, 0x2D),)
-            tree = self._escape(in_class=True)
-            assert isinstance(tree, Chars)
-            return tree.ranges
+            return self._escape(in_class=True).ranges
         if self._dialect is PLAIN and (c == "[" or (c in "&~-" and self._peek() == c) or (c == "]" and first)):
             raise UnsupportedRegexError("an unescaped bracket or set operation in a class")
         return ((ord(c), ord(c)),)
 
-    def _escape(self, *, in_class: bool = False) -> Tree:
+    def _escape(self, *, in_class: bool = False) -> Chars:
         c = self._next()
         if c in "dDwWsS":
             return self._shorthand(c)
@@ -247,14 +251,14 @@ class _Reader:
             raise UnsupportedRegexError("a back-reference")
         return self._coded(c)
 
-    def _shorthand(self, c: str) -> Tree:
+    def _shorthand(self, c: str) -> Chars:
         ranges = {"d": _DIGIT, "w": _WORD, "s": self._dialect.space}[c.lower()]
         if c.islower():
             return Chars(ranges)
         beyond = _beyond_ascii(c.lower()) if self._dialect.unicode_classes else ()
         return chars((*ranges, *beyond), negated=True)
 
-    def _coded(self, c: str) -> Tree:
+    def _coded(self, c: str) -> Chars:
         if c == "0" and not _number(self._peek()):
             return _one(0)
         if c == "c" and self._dialect is ECMA and (letter := self._peek()).isascii() and letter.isalpha():
@@ -263,10 +267,10 @@ class _Reader:
         if c == "x" and (code := self._hex(2)) is not None:
             return _one(code)
         if c in "ux" and self._take("{"):
-            digits, closed, _ = self.rest().partition("}")
-            if closed and _is_hex(digits) and int(digits, 16) <= 0x10FFFF:
-                self._at += len(digits) + 1
-                return self._scalar(int(digits, 16))
+            found = _BRACED.match(self._text, self._at)
+            if found is not None and int(found[1], 16) <= LAST:
+                self._at = found.end()
+                return self._scalar(int(found[1], 16))
             raise InvalidRegexError("a malformed escape")
         if c == "u" and (code := self._hex(4)) is not None:
             if 0xD800 <= code < 0xDC00 and self._take("\\u") and (low := self._hex(4)) is not None:
@@ -276,7 +280,7 @@ class _Reader:
             raise InvalidRegexError("an unknown escape")
         return _one(ord(c))
 
-    def _scalar(self, code: int) -> Tree:
+    def _scalar(self, code: int) -> Chars:
         if 0xD800 <= code < 0xE000:
             raise UnsupportedRegexError("a surrogate by itself")
         return _one(code)
@@ -300,7 +304,7 @@ def _is_word(character: str) -> bool:
     return character.isalnum() or unicodedata.category(character)[0] == "M" or character in "_\u203f\u2040\u2054"
 
 
-def _one(code: int) -> Tree:
+def _one(code: int) -> Chars:
     return Chars(((code, code),))
 
 

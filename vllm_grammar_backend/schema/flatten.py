@@ -7,7 +7,7 @@ the meaning exactly or raises.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.schema.disjoint import disjoint
@@ -17,14 +17,12 @@ from vllm_grammar_backend.schema.node import Document, Node
 
 MAX_BRANCHES: Final = 512
 """Flat nodes that one node may become."""
-MAX_STEPS: Final = 20_000
-"""Merges for one document; each is some 10 µs."""
+MAX_COMPARED: Final = 32
 
 
 class Flattener:
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._steps = 0
 
     def flatten(self, node: Node, inlined: frozenset[str] = frozenset()) -> list[Node]:
         """The flat nodes whose union is `node`; none where it is unsatisfiable on the face of it.
@@ -32,7 +30,7 @@ class Flattener:
         Raises:
             GrammarError: `UNSUPPORTED_SCHEMA` names the keyword that stands in the way, `TOO_COSTLY` a blow-up.
         """
-        self._spend(node)
+        self._document.fuel.burn(node)
         if node.never:
             return []
         node = self.eliminate(node)
@@ -94,7 +92,7 @@ class Flattener:
         live = [pair for pair in whole if not pair[0].never]
         for i, (first, _) in enumerate(live):
             for second, _ in live[:i]:
-                self._spend(node)
+                self._document.fuel.burn(node)
                 if not disjoint(first, second, self._document):
                     reason = "its branches are not provably exclusive"
                     hint = "Use anyOf, or a required property whose const differs from branch to branch."
@@ -104,7 +102,9 @@ class Flattener:
     def _union(self, pairs: Iterable[tuple[Node, frozenset[str]]], origin: Node) -> list[Node]:
         found: list[Node] = []
         for node, inlined in pairs:
-            found.extend(item for item in self.flatten(node, inlined) if item not in found)
+            fresh = self.flatten(node, inlined)
+            # Comparing is only worth it for the short lists that types beside an object make.
+            found.extend(fresh if len(found) > MAX_COMPARED else [item for item in fresh if item not in found])
             if len(found) > MAX_BRANCHES:
                 reason = f"its combinations have more than {MAX_BRANCHES} alternatives"
                 raise GrammarError(ErrorCode.TOO_COSTLY, reason, origin.pointer)
@@ -132,17 +132,12 @@ class Flattener:
         return self._merge(target, rest), opened
 
     def _merge(self, first: Node, second: Node) -> Node:
-        self._spend(first)
+        self._document.fuel.burn(first)
         try:
             return merge(first, second)
         except CannotMergeError as e:
             reason = "cannot be combined with the same keyword of a schema beside it"
             raise _declined(e.keyword, e.pointer, reason) from None
-
-    def _spend(self, node: Node) -> None:
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise GrammarError(ErrorCode.TOO_COSTLY, "its combinations take too many steps to resolve", node.pointer)
 
 
 def _dependent(name: str, there: Node, node: Node) -> Node:
@@ -158,7 +153,9 @@ def _evaluated(node: Node) -> Node:
             continue
         if plain in node.keywords or schema.anything:
             node = node.without(keyword)
-        elif node.keywords.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "contains", "dependentSchemas")):
+        elif node.keywords.keys().isdisjoint(
+            ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "contains", "dependentSchemas")
+        ):
             node = node.without(keyword).having(**{plain: schema})
         else:
             raise _declined(keyword, node.pointer, "depends on which of the schemas beside it apply")
@@ -169,7 +166,7 @@ def _declined(keyword: str, pointer: str, reason: str, hint: str | None = None) 
     return GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, reason, f"{pointer}/{keyword}", keyword, hint)
 
 
-def union(nodes: list[Node], pointer: str) -> Any:
+def union(nodes: list[Node], pointer: str) -> Node:
     """Flat nodes as one: itself, an `anyOf`, or the schema `false`."""
     if not nodes:
         return Node(pointer, never=True)

@@ -1,6 +1,6 @@
 """From a lowered schema to xgrammar's EBNF, with strings that are exactly the JSON text of what they stand for.
 
-xgrammar 0.2.8 turns a bounded string into a run of `[^\\"\\\\\\r\\n]` - raw control characters allowed, escapes impossible -
+xgrammar 0.2.8 turns a bounded string into a run of plain characters - raw control characters allowed, escapes not -
 and a pattern into an automaton without escapes, which past some size admits even a bare quote. So it is shown a mark
 in place of each pattern and length, and the rules it makes for the marks are replaced by rules made here.
 """
@@ -34,9 +34,9 @@ from vllm_grammar_backend.schema.regex_tree import (
 MAX_UNROLLED: Final = 200
 """Largest count that an automaton is made for: its cost grows with the square. Larger ones become counted rules."""
 
-_TOKEN: Final = "x0mark0x"
-_MARK: Final = f"^(?:{_TOKEN}|{{}})*$"
-_RULE: Final = re.compile(rf'Regex\("\^\(\\?\?:{_TOKEN}\|(\d+)\)\*\$", json_string=true\)')
+_SIGN: Final = "x0mark0x"
+_MARK: Final = f"^(?:{_SIGN}|{{}})*$"
+_RULE: Final = re.compile(rf'Regex\("\^\(\\?\?:{_SIGN}\|(\d+)\)\*\$", json_string=true\)')
 _OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "not")
 _SHORT: Final = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
 _ESCAPED: Final = (*range(0x20), 0x22, 0x5C)
@@ -57,7 +57,7 @@ def to_ebnf(schema: str, convert: Callable[[str], str]) -> str:
     rules: list[str] = []
     grammar = convert(json.dumps(_marked(json.loads(schema), rules), ensure_ascii=False))
     grammar = _RULE.sub(lambda found: rules[int(found[1])], grammar)
-    if _TOKEN in grammar:
+    if _SIGN in grammar:
         raise RuntimeError("xgrammar writes rules for patterns in a form that is not known here")
     return grammar
 
@@ -142,9 +142,7 @@ def _text(tree: Chars) -> Tree:
 
 
 def _common(first: Chars, second: Chars) -> Chars:
-    return chars(
-        (max(a, c), min(b, d)) for a, b in first.ranges for c, d in second.ranges if max(a, c) <= min(b, d)
-    )
+    return chars((max(a, c), min(b, d)) for a, b in first.ranges for c, d in second.ranges if max(a, c) <= min(b, d))
 
 
 def ebnf(tree: Tree) -> str:

@@ -16,9 +16,9 @@ _POSITIONS: Final = {"xgrammar": 2_000}
 
 
 def regex(source: str, backend: str, place: str | None = None) -> str:
-    """A regular expression that must match the whole text, in the syntax that all backends read alike.
+    r"""A regular expression that must match the whole text, in the syntax that all backends read alike.
 
-    `^` and `$` at the ends change nothing; `.` is anything but a newline; `\\d`, `\\w` and `\\s` are ASCII.
+    `^` and `$` at the ends change nothing; `.` is anything but a newline; `\d`, `\w` and `\s` are ASCII.
     """
     tree = whole(source, PLAIN, search=False, place=place, keyword="regex", invalid=ErrorCode.INVALID_GRAMMAR)
     limit = _POSITIONS.get(backend, MAX_POSITIONS)

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.schema.flatten import Flattener, union
 from vllm_grammar_backend.schema.finite import barren
+from vllm_grammar_backend.schema.flatten import Flattener, union
 from vllm_grammar_backend.schema.formats import NAMED, PATTERNS
 from vllm_grammar_backend.schema.node import OF_TYPE, TYPES, Document, Node
 from vllm_grammar_backend.schema.patterns import pattern_tree
@@ -25,16 +25,21 @@ class Lowering(ABC):
         self._waiting: list[str] = []
         self._dead: frozenset[str] = frozenset()
         """Definitions found to admit no finite value."""
+        self._cause = ("", "")
+        """Pointer and keyword of what was last found to admit nothing."""
 
     def lower(self) -> Document:
-        """The document for the backend; its root is `false` where it admits nothing.
+        """The document for the backend.
 
         Raises:
-            GrammarError: something in it cannot be enforced exactly.
+            GrammarError: something in it cannot be enforced exactly, or no value at all is valid.
         """
         while True:
             lowered = self._pass()
             dead = barren(lowered)
+            if lowered.root.never:
+                where, keyword = self._cause
+                raise GrammarError(ErrorCode.UNSATISFIABLE, "no value is valid", where, keyword or None)
             if dead <= self._dead:
                 return lowered
             self._dead |= dead
@@ -48,20 +53,29 @@ class Lowering(ABC):
             done[name] = self._node(self._document.definitions[name])
         return Document(root, done)
 
+    def _nothing(self, node: Node, keyword: str = "") -> Node:
+        """The schema `false`, noted as the reason if the whole turns out to be unsatisfiable."""
+        self._cause = (f"{node.pointer}/{keyword}" if keyword else node.pointer, keyword)
+        return Node(node.pointer, never=True)
+
     def _reference(self, node: Node) -> Node:
         """A lone reference, its definition noted as needed."""
-        name = node.keywords["$ref"]
+        name: str = node.keywords["$ref"]
         if name in self._dead:
-            return Node(node.pointer, never=True)
+            return self._nothing(node, "$ref")
         if name not in self._seen:
             self._seen.add(name)
             self._waiting.append(name)
         return node
 
     def _node(self, node: Node) -> Node:
+        if node.never:
+            return self._nothing(node)
         if not node.keywords:
             return node
         flat = [item for each in self._flattener.flatten(node) for item in self._typed(each)]
+        if not flat:
+            return self._nothing(node)
         return union([item for item in flat if not item.never], node.pointer)
 
     def _typed(self, node: Node) -> list[Node]:
@@ -78,13 +92,15 @@ class Lowering(ABC):
         rest = node.without("enum")
         kept: list[Any] = []
         for value in node.keywords["enum"]:
-            good = accepts(rest, value, self._document)
+            good = accepts(rest, value, self._document) if rest.keywords else True
             if good is None:
                 raise declined("enum", node, "its values cannot be checked against the keywords beside it")
             if good:
                 kept.append(value)
         plain = [value for value in kept if not isinstance(value, (list, dict))]
         self._check_values(plain, node)
+        if not kept:
+            return [self._nothing(node, "enum")]
         found = [Node(node.pointer, {"enum": tuple(plain)})] if plain else []
         return found + [constant(value, node.pointer) for value in kept if isinstance(value, (list, dict))]
 
@@ -96,9 +112,9 @@ class Lowering(ABC):
             return self._string(flat, barred)
         if kind == "boolean" and barred:
             left = tuple(value for value in (True, False) if value not in barred)
-            return Node(node.pointer, {"enum": left}) if left else Node(node.pointer, never=True)
+            return Node(node.pointer, {"enum": left}) if left else self._nothing(node, "not")
         if kind == "null" and barred:
-            return Node(node.pointer, never=True)
+            return self._nothing(node, "not")
         if barred:
             raise declined("not", node, f"the complement of some {kind} values cannot be enforced")
         if kind in ("integer", "number"):
@@ -107,6 +123,7 @@ class Lowering(ABC):
             return self._array(flat)
         return self._object(flat) if kind == "object" else flat
 
+    @abstractmethod
     def _check_values(self, values: list[Any], node: Node) -> None:
         """Decline values that the backend would not write exactly."""
 

@@ -39,6 +39,7 @@ def negate(node: Node, document: Document, steps: int = MAX_STEPS) -> Node:
     Raises:
         CannotNegateError: a keyword whose complement cannot be said, e.g. `pattern`.
     """
+    document.fuel.burn(node)
     if steps == 0:
         raise CannotNegateError("$ref", node.pointer)
     if node.never:
@@ -51,30 +52,39 @@ def negate(node: Node, document: Document, steps: int = MAX_STEPS) -> Node:
 
 def _parts(keyword: str, node: Node, document: Document, steps: int) -> Iterator[Node]:
     value = node.keywords[keyword]
-    at = node.pointer
     if keyword in _FLIPPED:
         kind, other, step = _FLIPPED[keyword]
         if value + step >= 0 or kind == "number":
-            yield Node(at, {"type": (kind,), other: value + step})
-    elif keyword == "type":
+            yield Node(node.pointer, {"type": (kind,), other: value + step})
+    elif keyword in ("allOf", "anyOf", "$ref", "properties"):
+        yield from _below(keyword, value, node.pointer, document, steps)
+    else:
+        yield from _alone(keyword, value, node.pointer)
+
+
+def _alone(keyword: str, value: Any, at: str) -> Iterator[Node]:
+    if keyword == "type":
         yield _other_types(value, at)
     elif keyword == "enum":
         yield Node(at, {"not": Node(at, {"enum": value})})
     elif keyword == "required":
         yield from (Node(at, {"type": ("object",), "properties": {name: Node(at, never=True)}}) for name in value)
+    elif keyword == "not":
+        yield value
+    else:
+        raise CannotNegateError(keyword, at)
+
+
+def _below(keyword: str, value: Any, at: str, document: Document, steps: int) -> Iterator[Node]:
+    if keyword == "$ref":
+        yield negate(document.definitions[value], document, steps)
     elif keyword == "properties":
         for name, schema in value.items():
             inner = negate(schema, document, steps)
             if not inner.never:
                 yield Node(at, {"type": ("object",), "properties": {name: inner}, "required": [name]})
-    elif keyword == "not":
-        yield value
-    elif keyword == "$ref":
-        yield negate(document.definitions[value], document, steps)
-    elif keyword in ("allOf", "anyOf"):
-        yield from _branches(keyword, value, at, document, steps)
     else:
-        raise CannotNegateError(keyword, at)
+        yield from _branches(keyword, value, at, document, steps)
 
 
 def _branches(keyword: str, value: tuple[Node, ...], at: str, document: Document, steps: int) -> Iterator[Node]:

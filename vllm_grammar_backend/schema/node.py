@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+
 TYPES: Final = ("object", "array", "string", "number", "boolean", "null")
 """Every JSON type; `integer` is a part of `number`."""
 STRING_KEYWORDS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
@@ -89,18 +91,30 @@ class Node:
         return not self.never and not self.keywords
 
 
+@dataclass(slots=True)
+class Fuel:
+    """Steps that vetting one document may still take; what branches without bound burns it. A step is some 10 µs."""
+
+    left: int = 100_000
+
+    def burn(self, node: Node) -> None:
+        self.left -= 1
+        if self.left < 0:
+            reason = "its combinations take too many steps to resolve"
+            raise GrammarError(ErrorCode.TOO_COSTLY, reason, node.pointer)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     root: Node
     definitions: Mapping[str, Node]
+    fuel: Fuel = field(default_factory=Fuel, compare=False)
 
 
 def render(document: Document) -> Any:
     """The JSON value of a document: a 2020-12 schema whose references all read `#/$defs/NAME`."""
     root = render_node(document.root)
-    if not document.definitions:
-        return root
-    if not isinstance(root, dict):
+    if not document.definitions or not isinstance(root, dict):
         return root
     return {**root, "$defs": {name: render_node(node) for name, node in document.definitions.items()}}
 
@@ -108,8 +122,6 @@ def render(document: Document) -> Any:
 def render_node(node: Node) -> Any:
     if node.never:
         return False
-    if not node.keywords:
-        return True
     return {keyword: _rendered(keyword, value) for keyword, value in node.keywords.items()}
 
 

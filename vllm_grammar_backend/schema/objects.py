@@ -8,11 +8,15 @@ from typing import Final
 
 from vllm_grammar_backend.schema.node import Document, Node
 from vllm_grammar_backend.schema.patterns import pattern_tree
+from vllm_grammar_backend.schema.regex_match import matches
 from vllm_grammar_backend.schema.regex_tree import (
+    ANY,
     ANY_TEXT,
     EMPTY,
     NOTHING,
     Alt,
+    Chars,
+    Repeat,
     Seq,
     Tree,
     chars,
@@ -22,7 +26,7 @@ from vllm_grammar_backend.schema.regex_tree import (
 )
 from vllm_grammar_backend.schema.values import accepts
 
-
+ONE_LINE: Final = chars([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)], negated=True)
 _CUT: Final = ""
 MAX_PREFIX: Final = 40
 """Names are told apart by this many first characters; what begins like a longer one is left out altogether."""
@@ -34,9 +38,16 @@ class _Trie:
     next: dict[str, _Trie] = field(default_factory=dict)
 
 
-def all_but(words: Iterable[str]) -> Tree:
-    """Every string that is not one of `words`, nor begins with the first `MAX_PREFIX` characters of one."""
+def all_but(words: Iterable[str], prefixes: Iterable[str] = ()) -> Tree:
+    """Every string that is not one of `words`, nor begins with one of `prefixes` or with the first `MAX_PREFIX`
+    characters of a word.
+    """
     trie = _Trie()
+    for prefix in prefixes:
+        level = trie
+        for character in prefix[:MAX_PREFIX]:
+            level = level.next.setdefault(character, _Trie())
+        level.next[_CUT] = _Trie(word=True)
     for word in words:
         level = trie
         for character in word[:MAX_PREFIX]:
@@ -57,6 +68,37 @@ def _outside(level: _Trie) -> Tree:
     options.append(Seq((other, ANY_TEXT)))
     options.extend(Seq((literal(c), _outside(level.next[c]))) for c in letters)
     return Alt(tuple(options))
+
+
+def outside(trees: list[Tree], words: list[str]) -> Tree | None:
+    """Strings that are none of `words` and that none of `trees` matches: never too many, possibly too few, None where
+    no such expression is known.
+    """
+    prefixes = [prefix_of(tree) for tree in trees]
+    known = [prefix for prefix in prefixes if prefix is not None]
+    if len(known) == len(trees):
+        return all_but(words, known)
+    tree = trees[0]
+    if len(trees) > 1 or not isinstance(tree, Repeat) or not isinstance(tree.item, Chars):
+        return None
+    if tree.low > 1 or tree.high is not None or not all(matches(tree, word) for word in words):
+        return None
+    strange = Seq((ANY_TEXT, chars(tree.item.ranges, negated=True), ANY_TEXT))
+    return simplified(Alt((EMPTY, strange))) if tree.low == 1 else strange
+
+
+def prefix_of(tree: Tree) -> str | None:
+    """The text that all matches of `tree` begin with, if every line that begins so is a match."""
+    items = tree.items if isinstance(tree, Seq) else (tree,)
+    text = ""
+    for item in items:
+        if not isinstance(item, Chars) or len(item.ranges) != 1 or len(set(item.ranges[0])) != 1:
+            break
+        text += chr(item.ranges[0][0])
+    rest = items[len(text) :]
+    if not all(isinstance(item, Repeat) and item.low == 0 and item.high is None for item in rest):
+        return None
+    return text if any(isinstance(item, Repeat) and item.item in (ANY, ONE_LINE) for item in rest) else None
 
 
 def names_tree(node: Node, document: Document) -> Tree | None:

@@ -80,7 +80,9 @@ class References:
         if not isinstance(reference, str):
             raise GrammarError(ErrorCode.INVALID_SCHEMA, "must be of type string", where, "$ref")
         try:
-            uri, fragment = urldefrag(urljoin(origin.base, reference) if reference[:1] != "#" else origin.base + reference)
+            uri, fragment = urldefrag(
+                urljoin(origin.base, reference) if reference[:1] != "#" else origin.base + reference
+            )
         except ValueError:
             raise GrammarError(ErrorCode.INVALID_SCHEMA, "is not a URI reference", where, "$ref") from None
         resource = self._resources.get(uri)

@@ -162,13 +162,13 @@ def anchored(tree: Tree, *, search: bool) -> Tree:
 
 def _open(items: tuple[Tree, ...], *, first: bool) -> list[tuple[Tree, ...]] | None:
     """Replace a group at one end that holds an anchor by its alternatives; None where there is no such group."""
-    at = 0 if first else len(items) - 1
-    if not items or not has_edge(items[at]) or isinstance(items[at], Edge):
+    places = [i for i, item in enumerate(items) if not isinstance(item, Edge)]
+    if not places or not has_edge(items[at := places[0 if first else -1]]):
         return None
     group = items[at]
 
     def put(inner: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        return (*inner, *items[1:]) if first else (*items[:-1], *inner)
+        return (*items[:at], *inner, *items[at + 1 :])
 
     if isinstance(group, Seq):
         return [put(group.items)]
@@ -204,7 +204,9 @@ def simplified(tree: Tree) -> Tree:
         item = simplified(tree.item)
         if item == NOTHING:
             return EMPTY if tree.low == 0 else NOTHING
-        return EMPTY if tree.high == 0 else item if (tree.low, tree.high) == (1, 1) else Repeat(item, tree.low, tree.high)
+        return (
+            EMPTY if tree.high == 0 else item if (tree.low, tree.high) == (1, 1) else Repeat(item, tree.low, tree.high)
+        )
     if isinstance(tree, Seq):
         flat: list[Tree] = []
         for item in map(simplified, tree.items):
@@ -227,7 +229,7 @@ def narrowed(tree: Tree, keep: Callable[[Chars], Chars]) -> Tree:
 
 
 def render(tree: Tree) -> str:
-    """Write a tree in the subset of regex syntax that every backend and Python's `re` read alike.
+    r"""Write a tree in the subset of regex syntax that every backend and Python's `re` read alike.
 
     Only classes, groups, alternatives and counted repetitions; nothing depends on flags, and `.` `\\d` `\\w` are never
     used.
@@ -239,7 +241,7 @@ def render(tree: Tree) -> str:
     if isinstance(tree, Seq):
         return "".join(map(render, tree.items))
     if isinstance(tree, Edge):
-        raise ValueError("anchors must be resolved before a tree is written")
+        raise UnsupportedRegexError("an unresolved anchor")
     item = render(tree.item)
     atom = item if isinstance(tree.item, (Chars, Alt)) else f"(?:{item})"
     return atom + _COUNTS.get((tree.low, tree.high), _count(tree.low, tree.high))
@@ -260,7 +262,9 @@ def _render_chars(tree: Chars) -> str:
         return r"[\s\S]"
     negated = bool(ranges) and ranges[-1][1] == LAST
     shown = _complement(list(ranges)) if negated else ranges
-    body = "".join(_escaped(low) + (f"-{_escaped(high)}" if high > low else "") for low, high in shown)
+    # Control characters last: xgrammar takes hexadecimal digits after one for a part of it.
+    ordered = sorted(shown, key=lambda one: one[0] < 0x20 or one[1] == 0x7F)
+    body = "".join(_escaped(low) + (f"-{_escaped(high)}" if high > low else "") for low, high in ordered)
     return f"[{'^' if negated else ''}{body}]"
 
 
@@ -268,9 +272,13 @@ def _escaped(code: int) -> str:
     character = chr(code)
     if character in _SYNTAX:
         return "\\" + character
-    if code <= 0x20 or 0x7F <= code < 0x100 or character in "#&~":
-        return f"\\x{code:02x}"
+    if code in _CONTROLS:
+        return "\\" + _CONTROLS[code]
+    if code < 0x20 or code == 0x7F:
+        # In braces: xgrammar reads as many hexadecimal digits as there are after any other form.
+        return f"\\u{{{code:x}}}"
     return character
 
 
 _SYNTAX: Final = frozenset(".^$*+?()[]{}|\\-/")
+_CONTROLS: Final = {9: "t", 10: "n", 11: "v", 12: "f", 13: "r"}

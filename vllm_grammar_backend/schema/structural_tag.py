@@ -93,7 +93,7 @@ class _Walker:
         return out
 
     def _rule(self, rule: Any, place: str) -> list[Any]:
-        if not isinstance(rule, list) or len(rule) != 2:  # noqa: PLR2004 - a pair
+        if not isinstance(rule, list) or len(rule) != 2:
             raise _malformed("a rule is a pair of a pattern and a format", place)
         return [rule[0], self.format(rule[1], f"{place}/1")]
 

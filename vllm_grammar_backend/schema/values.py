@@ -12,6 +12,8 @@ from vllm_grammar_backend.schema.regex_match import matches
 
 MAX_STEPS: Final = 64
 """References and subschemas one inside another that a verdict follows."""
+MAX_UNIQUE: Final = 200
+"""Items that are compared with each other."""
 _UNDECIDED: Final = frozenset({"if", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "format"})
 
 
@@ -33,7 +35,7 @@ def type_of(value: Any) -> str:
         return "null"
     if isinstance(value, (int, float)):
         return "integer" if value == int(value) else "number"
-    return {str: "string", list: "array", dict: "object"}[type(value)]
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
 def of_type(value: Any, types: Iterable[str]) -> bool:
@@ -43,6 +45,7 @@ def of_type(value: Any, types: Iterable[str]) -> bool:
 
 def accepts(node: Node, value: Any, document: Document, steps: int = MAX_STEPS) -> bool | None:
     """Whether `value` is valid against `node`; None where that is not certain."""
+    document.fuel.burn(node)
     if node.never or steps == 0:
         return False if node.never else None
     kind = type_of(value)
@@ -100,6 +103,8 @@ def _number(node: Node, value: float) -> bool | None:
 def _array(node: Node, value: list[Any], document: Document, steps: int) -> bool | None:
     if not node.get("minItems", 0) <= len(value) <= node.get("maxItems", len(value)):
         return False
+    if node.get("uniqueItems") and len(value) > MAX_UNIQUE:
+        return None
     if node.get("uniqueItems") and any(equal(a, b) for i, a in enumerate(value) for b in value[:i]):
         return False
     prefix = node.get("prefixItems", ())
@@ -121,17 +126,18 @@ def _object(node: Node, value: dict[str, Any], document: Document, steps: int) -
         return False
     verdicts: list[bool | None] = []
     for name, item in value.items():
-        verdicts.extend(accepts(schema, item, document, steps) for schema in schemas_for(node, name))
+        verdicts.extend(accepts(schema, item, document, steps) for schema in schemas_for(node, name, document))
         if "propertyNames" in node.keywords:
             verdicts.append(accepts(node.keywords["propertyNames"], name, document, steps))
     return every(verdicts)
 
 
-def schemas_for(node: Node, name: str) -> list[Node]:
+def schemas_for(node: Node, name: str, document: Document) -> list[Node]:
     """The subschemas that the value of property `name` must obey."""
     named = node.get("properties", {})
     found = [named[name]] if name in named else []
     for pattern, schema in node.get("patternProperties", {}).items():
+        document.fuel.burn(node)
         if matches(pattern_tree(pattern, node.pointer, "patternProperties"), name):
             found.append(schema)
     return found or [node.get("additionalProperties", Node(""))]

@@ -1,4 +1,4 @@
-"""What xgrammar 0.2.8 enforces exactly, and the rewriting of the rest into that. See `support.py` for the table.
+"""What xgrammar 0.2.8 enforces exactly, and the rewriting of the rest into that.
 
 The library reads one keyword group per node and drops what stands beside it without a word, so it is only ever handed
 flat nodes whose every keyword it was seen to enforce.
@@ -37,7 +37,7 @@ class XgrammarLowering(Lowering):
             tree = pattern_tree(node.keywords["pattern"], node.pointer)
         low, high = node.get("minLength", 0), node.get("maxLength")
         if high is not None and low > high:
-            return Node(node.pointer, never=True)
+            return self._nothing(node, "minLength")
         if tree is None and not barred:
             return Node(node.pointer, {"type": ("string",)}).having(minLength=low or None, maxLength=high)
         if tree is not None and (low or high is not None):
@@ -45,30 +45,32 @@ class XgrammarLowering(Lowering):
             if tree is None:
                 keyword = "maxLength" if high is not None else "minLength"
                 raise declined(keyword, node, "cannot be combined with this pattern or format")
-        if barred:
-            tree = _barred(tree, low, high, barred, node)
-        return Node(node.pointer, never=True) if tree == NOTHING else matching(tree, node.pointer)
+        whole = tree if tree is not None and not barred else _barred(tree, low, high, barred, node)
+        return self._nothing(node, "maxLength") if whole == NOTHING else matching(whole, node.pointer)
 
     def _number(self, node: Node) -> Node:
         integer = node.keywords["type"] == ("integer",)
         step = node.get("multipleOf")
-        if step is not None and not (step == 1 and integer):
+        if step == 1:
+            integer = True
+        elif step is not None:
             raise declined("multipleOf", node)
-        low = max(((node.keywords[k], k[0] == "e") for k in ("minimum", "exclusiveMinimum") if k in node.keywords), default=None)
+        bottoms = [(node.keywords[k], k[0] == "e") for k in ("minimum", "exclusiveMinimum") if k in node.keywords]
+        low = max(bottoms, default=None)
         tops = [(node.keywords[k], k[0] != "e") for k in ("maximum", "exclusiveMaximum") if k in node.keywords]
         high = min(tops, default=None)
         if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))):
-            return Node(node.pointer, never=True)
+            return self._nothing(node, "minimum" if "minimum" in node.keywords else "exclusiveMinimum")
         for bound in (low, high):
             if bound and (abs(bound[0]) > MAX_BOUND or round(bound[0], 6) != bound[0]):
                 keyword = "minimum" if bound is low else "maximum"
                 raise declined(keyword, node, "this bound has too many digits to be enforced")
-        out: dict[str, Any] = {"type": node.keywords["type"]}
+        out: dict[str, Any] = {"type": ("integer",) if integer else ("number",)}
         if integer:
             bottom = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
             top = None if high is None else math.floor(high[0]) if high[1] else math.ceil(high[0]) - 1
             if bottom is not None and top is not None and bottom > top:
-                return Node(node.pointer, never=True)
+                return self._nothing(node, "minimum" if "minimum" in node.keywords else "exclusiveMinimum")
             return Node(node.pointer, out).having(minimum=bottom, maximum=top)
         if low:
             out["exclusiveMinimum" if low[1] else "minimum"] = low[0]
@@ -76,24 +78,18 @@ class XgrammarLowering(Lowering):
             out["maximum" if high[1] else "exclusiveMaximum"] = high[0]
         return Node(node.pointer, out)
 
-
     def _array(self, node: Node) -> Node:
         if "contains" in node.keywords and node.get("minContains", 1) > 0:
             raise declined("contains", node)
         if "maxContains" in node.keywords and "contains" in node.keywords:
             raise declined("maxContains", node)
-        low, high = node.get("minItems", 0), node.get("maxItems")
-        if node.get("uniqueItems") and (high is None or high > 1):
+        node = trimmed(node)
+        if "uniqueItems" in node.keywords:
             raise declined("uniqueItems", node)
-        prefix = [self._node(item) for item in node.get("prefixItems", ())][: None if high is None else high]
-        dead = next((i for i, item in enumerate(prefix) if item.never), None)
-        rest = self._node(node.get("items", Node(node.pointer)))
-        if dead is not None:
-            prefix, high = prefix[:dead], dead
-        elif rest.never:
-            high = len(prefix) if high is None else min(high, len(prefix))
+        prefix, rest, high = self._items(node)
+        low = node.get("minItems", 0)
         if high is not None and low > high:
-            return Node(node.pointer, never=True)
+            return self._nothing(node, "minItems")
         out: dict[str, Any] = {"type": ("array",)}
         if prefix:
             out["prefixItems"] = tuple(prefix)
@@ -101,14 +97,29 @@ class XgrammarLowering(Lowering):
             out["items"] = Node(node.pointer, never=True)
         elif not rest.anything:
             out["items"] = rest
-        return Node(node.pointer, out).having(minItems=low or None, maxItems=high if high != len(prefix) or not prefix else None)
+        if prefix and high == len(prefix):
+            high = None
+        return Node(node.pointer, out).having(minItems=low or None, maxItems=high)
+
+    def _items(self, node: Node) -> tuple[list[Node], Node, int | None]:
+        """The items one by one, the rest, and the most items there can be: none past one that admits nothing."""
+        high = node.get("maxItems")
+        prefix = [self._node(item) for item in node.get("prefixItems", ())][:high]
+        rest = self._node(node.get("items", Node(node.pointer)))
+        dead = next((i for i, item in enumerate(prefix) if item.never), len(prefix))
+        if dead < len(prefix) or rest.never:
+            high = dead if high is None else min(high, dead)
+        return prefix[:dead], rest, high
 
     def _object(self, node: Node) -> Node:
         node = trimmed(node)
         rest = self._node(node.get("additionalProperties", Node(node.pointer)))
         required = list(node.get("required", ()))
         named: dict[str, Node] = dict(node.get("properties", {}))
-        patterns = {p: (pattern_tree(p, node.pointer, "patternProperties"), s) for p, s in node.get("patternProperties", {}).items()}
+        patterns = {
+            source: (pattern_tree(source, node.pointer, "patternProperties"), schema)
+            for source, schema in node.get("patternProperties", {}).items()
+        }
         live: dict[str, Node] = {}
         absent: list[str] = []
         names = node.get("propertyNames")
@@ -122,12 +133,17 @@ class XgrammarLowering(Lowering):
             else:
                 live[name] = schema
         if any(name in absent for name in required):
+            # What made the property impossible has been noted; it says more than `required` would.
             return Node(node.pointer, never=True)
         return self._closed(node, live, absent, rest, patterns)
 
     def _member(self, node: Node, name: str, named: dict[str, Node], patterns: dict[str, tuple[Tree, Node]]) -> Node:
+        self._document.fuel.burn(node)
         schemas = [named[name]] if name in named else []
-        schemas += [schema for tree, schema in patterns.values() if matches(tree, name)]
+        for tree, schema in patterns.values():
+            self._document.fuel.burn(node)
+            if matches(tree, name):
+                schemas.append(schema)
         schemas = schemas or [node.get("additionalProperties", Node(node.pointer))]
         return self._node(schemas[0] if len(schemas) == 1 else Node(schemas[0].pointer, {"allOf": tuple(schemas)}))
 
@@ -149,7 +165,7 @@ class XgrammarLowering(Lowering):
             out["additionalProperties"] = value
         if further is not None:
             out["propertyNames"] = further
-        return _counted(node, Node(node.pointer, out))
+        return self._counted(node, Node(node.pointer, out))
 
     def _further(
         self, node: Node, rest: Node, patterns: dict[str, tuple[Tree, Node]], taken: list[str]
@@ -177,21 +193,20 @@ class XgrammarLowering(Lowering):
             raise declined("patternProperties", node, "names that match several patterns or none cannot be told apart")
         return Alt(tuple(tree for tree, _ in patterns.values())), self._node(schemas[0])
 
-
-def _counted(node: Node, out: Node) -> Node:
-    """Bounds on the number of properties: counted by occurrence, so only where a name cannot come twice."""
-    low, high = node.get("minProperties", 0), node.get("maxProperties")
-    named = len(out.get("properties", {}))
-    closed = out.get("additionalProperties", Node("")).never
-    if closed and high is not None and high >= named:
-        high = None
-    if high is not None and (high < len(out.get("required", ())) or low > high):
-        return Node(node.pointer, never=True)
-    if closed and low > named:
-        return Node(node.pointer, never=True)
-    if not closed and low > 1:
-        raise declined("minProperties", node, "a repeated name would count twice")
-    return out.having(minProperties=low or None, maxProperties=high)
+    def _counted(self, node: Node, out: Node) -> Node:
+        """Bounds on the number of properties: counted by occurrence, so only where a name cannot come twice."""
+        low, high = node.get("minProperties", 0), node.get("maxProperties")
+        named = len(out.get("properties", {}))
+        closed = out.get("additionalProperties", Node("")).never
+        if closed and high is not None and high >= named:
+            high = None
+        if high is not None and (high < len(out.get("required", ())) or low > high):
+            return self._nothing(node, "minProperties" if low > len(out.get("required", ())) else "maxProperties")
+        if closed and low > named:
+            return self._nothing(node, "minProperties" if low > len(out.get("required", ())) else "maxProperties")
+        if not closed and low > 1:
+            raise declined("minProperties", node, "a repeated name would count twice")
+        return out.having(minProperties=low or None, maxProperties=high)
 
 
 def _barred(tree: Tree | None, low: int, high: int | None, barred: list[str], node: Node) -> Tree:
