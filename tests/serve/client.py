@@ -114,7 +114,9 @@ def _read_whole(endpoint: Endpoint, response: httpx.Response) -> Answer:
 
 def _response_choice(data: dict[str, Any]) -> Choice:
     parts = [part for item in data["output"] if item["type"] == "message" for part in item["content"]]
-    return Choice("".join(part["text"] for part in parts), {"completed": "stop", "incomplete": "length"}[data["status"]])
+    return Choice(
+        "".join(part["text"] for part in parts), {"completed": "stop", "incomplete": "length"}[data["status"]]
+    )
 
 
 def _read_chunks(events: list[dict[str, Any]], text: str) -> Answer:

@@ -1,4 +1,4 @@
-"""What decides whether an answer is right: `jsonschema` where it finished, this package's own matcher where it did not."""
+"""What decides whether an answer is right: `jsonschema` where it finished, our own matcher where it did not."""
 
 from __future__ import annotations
 

@@ -137,7 +137,12 @@ OPTIONS: Final[dict[str, Refusal]] = {
     "two-kinds": Refusal({"structured_outputs": {"json": {"title": MARKER}, "regex": MARKER}}),
     "schema-as-list": Refusal({"structured_outputs": {"json": [MARKER]}}),
     "schema-as-text": Refusal(
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": json.dumps({MARKER * 20: 1})}}}
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": json.dumps({MARKER * 20: 1})},
+            }
+        }
     ),
     "choice-as-text": Refusal({"structured_outputs": {"choice": MARKER * 20}}),
     "regex-as-number": Refusal({"structured_outputs": {"regex": 5}}),

@@ -93,6 +93,8 @@ def test_schemas_add_no_lag_to_the_event_loop(served: Served, maskbench_file: Pa
     for name, bodies in runs:
         lags = measured[name] = drive(served, bodies())
         shares = ", ".join(f"p{share * 100:g} {percentile(lags, share):.2f}" for share in (0.5, 0.9, 0.99, 0.999))
-        print(f"\n{served.backend}, {name}: event-loop lag in ms over {len(lags)} samples: {shares}, max {max(lags):.1f}")
+        print(
+            f"\n{served.backend}, {name}: event-loop lag in ms over {len(lags)} samples: {shares}, max {max(lags):.1f}"
+        )
     more = percentile(measured["schemas"], 0.99) - percentile(measured["plain"], 0.99)
     assert more < ALLOWED_MS, f"p99 is {more:.1f} ms more than with plain requests"

@@ -48,8 +48,9 @@ def test_every_answer_is_right_or_the_beginning_of_one(served: Served, maskbench
 
     def one(index: int) -> Answer:
         # Text, not an object: what a schema leaves to the order of its keys must reach the server as it is here.
-        fields = {"structured_outputs": {"json": json.dumps(schemas[index % SCHEMAS])}, "temperature": 1.5}
-        return ask(served.server.client, "completions", max_tokens=512, seed=index, **fields)
+        constraint = {"json": json.dumps(schemas[index % SCHEMAS])}
+        options: dict[str, Any] = {"temperature": 1.5, "seed": index}
+        return ask(served.server.client, "completions", structured_outputs=constraint, max_tokens=512, **options)
 
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(one, range(REQUESTS)))

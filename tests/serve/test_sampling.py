@@ -148,7 +148,7 @@ def test_a_stop_token_that_leaves_no_token_is_no_server_error(served: Served) ->
 
 
 def test_the_same_seed_gives_the_same_answer(served: Served) -> None:
-    fields = {"json_schema": BOUNDED["person"], "temperature": 2, "max_tokens": 250}
+    fields: dict[str, Any] = {"json_schema": BOUNDED["person"], "temperature": 2, "max_tokens": 250}
     first, again = (ask(served.server.client, "completions", seed=11, **fields).only for _ in range(2))
     assert first == again
     others = {ask(served.server.client, "completions", seed=seed, **fields).only.text for seed in range(4)}

@@ -67,17 +67,17 @@ class WhitespaceRows:
         self._text_row = vocabulary.text_row
         self._vocabulary = vocabulary
         texts = vocabulary.texts
-        leading = ((index, _STARTS_BLANK.match(text)) for index, text in enumerate(texts))
-        self._leading = {index: len(found[0]) for index, found in leading if found}
+        blanks = [len(found[0]) if (found := _STARTS_BLANK.match(text)) else 0 for text in texts]
+        self._blanks = np.array(blanks, dtype=np.int32)
+        """How many whitespace characters each token begins with."""
         self._long = [index for index, text in enumerate(texts) if _LONG_RUN.search(text)]
         self.row = cache(self._row)
 
     def _row(self, position: int) -> NDArray[np.int32]:
         texts = self._vocabulary.texts
-        barred = {index for index in self._long if step(position, texts[index]) is None}
+        barred = [index for index in self._long if step(position, texts[index]) is None]
         if position >= OUTSIDE:
-            room = MAX_RUN - position
-            barred.update(index for index, blanks in self._leading.items() if blanks > room)
+            barred.extend(np.nonzero(self._blanks > MAX_RUN - position)[0].tolist())
         return self._text_row & ~self._vocabulary.row(barred)
 
 

@@ -27,46 +27,49 @@ from vllm_grammar_backend.schema.regex_tree import (
 from vllm_grammar_backend.schema.values import accepts
 
 ONE_LINE: Final = chars([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)], negated=True)
-_CUT: Final = ""
 MAX_PREFIX: Final = 40
 """Names are told apart by this many first characters; what begins like a longer one is left out altogether."""
 
 
 @dataclass(slots=True)
-class _Trie:
+class Trie:
+    """Words by their beginnings."""
+
     word: bool = False
-    next: dict[str, _Trie] = field(default_factory=dict)
+    """What leads here is a word."""
+    cut: bool = False
+    """Nothing that begins with what leads here is told apart any more."""
+    next: dict[str, Trie] = field(default_factory=dict)
+
+
+def trie_of(words: Iterable[str], prefixes: Iterable[str] = ()) -> Trie:
+    """Words, and prefixes after which everything counts as one."""
+    trie = Trie()
+    for text, prefix in [*((word, False) for word in words), *((prefix, True) for prefix in prefixes)]:
+        level = trie
+        for character in text[:MAX_PREFIX]:
+            level = level.next.setdefault(character, Trie())
+        level.word = True
+        level.cut |= prefix or len(text) > MAX_PREFIX
+    return trie
 
 
 def all_but(words: Iterable[str], prefixes: Iterable[str] = ()) -> Tree:
     """Every string that is not one of `words`, nor begins with one of `prefixes` or with the first `MAX_PREFIX`
-    characters of a word.
+    characters of a longer word.
     """
-    trie = _Trie()
-    for prefix in prefixes:
-        level = trie
-        for character in prefix[:MAX_PREFIX]:
-            level = level.next.setdefault(character, _Trie())
-        level.next[_CUT] = _Trie(word=True)
-    for word in words:
-        level = trie
-        for character in word[:MAX_PREFIX]:
-            level = level.next.setdefault(character, _Trie())
-        level.word = True
-        if len(word) >= MAX_PREFIX:
-            level.next[_CUT] = _Trie(word=True)
-    return simplified(_outside(trie))
+    return simplified(_beside(trie_of(words, prefixes)))
 
 
-def _outside(level: _Trie) -> Tree:
+def _beside(level: Trie) -> Tree:
     """What may follow a common beginning without completing a word."""
-    if _CUT in level.next:
+    if level.cut:
         return NOTHING
     letters = list(level.next)
     other = chars(((ord(c), ord(c)) for c in letters), negated=True)
     options: list[Tree] = [] if level.word else [EMPTY]
     options.append(Seq((other, ANY_TEXT)))
-    options.extend(Seq((literal(c), _outside(level.next[c]))) for c in letters)
+    options.extend(Seq((literal(c), _beside(level.next[c]))) for c in letters)
     return Alt(tuple(options))
 
 
