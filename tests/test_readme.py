@@ -61,7 +61,8 @@ def table(header: str) -> list[list[str]]:
 
 def answer(backend: str, request: dict[str, Any]) -> str:
     """What a pinned server does with such a request: `yes`, or the code of its refusal."""
-    params = SimpleNamespace(**{**dict.fromkeys(GrammarKind), **request})
+    empty: dict[str, Any] = dict.fromkeys(GrammarKind)
+    params = SimpleNamespace(**{**empty, **request})
     try:
         check_companions(params)
         kind, value = constraint(params)

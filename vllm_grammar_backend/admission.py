@@ -55,8 +55,8 @@ def is_small(value: object) -> bool:
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
-        elif isinstance(node, str):
-            seen += len(node) // 64
+        else:
+            seen += _length(node) // 64
     return seen <= SMALL_NODES
 
 
@@ -72,7 +72,9 @@ def check_bounds(tree: object, limits: Limits) -> None:
             if nodes + len(below) > limits.nodes:
                 raise _too_large(f"it has more than {limits.nodes} values", "nodes", limits.nodes)
         if size > limits.bytes:
-            raise _too_large(f"its strings alone have more than {limits.bytes} bytes", "bytes", limits.bytes)
+            raise _too_large(
+                f"its strings and numbers alone have more than {limits.bytes} bytes", "bytes", limits.bytes
+            )
         if depth > limits.depth:
             raise _too_large(f"it is nested more than {limits.depth} levels deep", "depth", limits.depth)
         depth += 1
@@ -81,16 +83,24 @@ def check_bounds(tree: object, limits: Limits) -> None:
 
 def _spread(node: object, below: list[object], limits: Limits) -> int:
     """Add a node's children to `below`; the characters of its own strings."""
-    if isinstance(node, str):
-        return len(node)
     if isinstance(node, dict):
         below.extend(node.values())
+        if not all(isinstance(key, str) for key in node):
+            raise GrammarError(ErrorCode.INVALID_SCHEMA, "an object of the constraint has a key that is not a string")
         return sum(map(len, node))
     if isinstance(node, list):
         if len(node) > limits.enum:
             raise _too_large(f"an array has {len(node)} entries", "enum", limits.enum)
         below.extend(node)
-    return 0
+        return 0
+    return _length(node)
+
+
+def _length(node: object) -> int:
+    """About the characters of a scalar. Digits of an integer are counted because printing them costs their square."""
+    if isinstance(node, str):
+        return len(node)
+    return node.bit_length() // 3 if isinstance(node, int) else 0
 
 
 def _too_large(what: str, limit: str, value: int) -> GrammarError:

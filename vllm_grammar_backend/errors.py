@@ -30,6 +30,8 @@ class ErrorCode(StrEnum):
     """The service's own fault; the same request may succeed later."""
 
 
+POINTER_LIMIT: Final = 1024
+"""Characters of a pointer; property names are the client's, and a message is not the place for a long one."""
 _RETRYABLE: Final = frozenset({ErrorCode.UNAVAILABLE})
 _STATUS: Final = {ErrorCode.UNAVAILABLE: 503}
 
@@ -49,6 +51,8 @@ class GrammarError(Exception):
     hint: str | None = None
 
     def __post_init__(self) -> None:
+        if self.pointer is not None and len(self.pointer) > POINTER_LIMIT:
+            self.pointer = self.pointer[:POINTER_LIMIT] + "…"
         # Exceptions are copied and pickled through their arguments.
         super().__init__(self.code, self.reason, self.pointer, self.keyword, self.hint)
 

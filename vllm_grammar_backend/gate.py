@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
 from vllm_grammar_backend import admission, pin, settings, ticket
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
@@ -19,6 +20,8 @@ STATISTICS: Final = "grammar_statistics"
 """The EngineCore method that answers `GrammarService.statistics`."""
 KNOWN_GOOD: Final = 100_000
 """Digests remembered as good; about 200 bytes each."""
+GOOD_TTL_S: Final = 60.0
+"""So long a digest is taken for known without asking. A grammar evicted meanwhile is built again in the engine."""
 KNOWN_BAD: Final = 10_000
 BAD_TTL_S: Final = 30.0
 
@@ -29,19 +32,39 @@ class Gate:
     def __init__(self, found: pin.Pin, structured_outputs_config: Any) -> None:
         self._settings = settings.load(found.file)
         self._defaults = pin.options_of(self._settings, structured_outputs_config)
-        self._good: LRUCache[str, bool] = LRUCache(KNOWN_GOOD)
-        self._bad: TTLCache[str, GrammarError] = TTLCache(KNOWN_BAD, BAD_TTL_S)
+        self._good: TTLCache[str, bool] = TTLCache(KNOWN_GOOD, GOOD_TTL_S)
+        self._bad: TTLCache[str, dict[str, str | None]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
+        self._ranks_agree = False
 
     def issue(self, params: Any) -> Ticket:
         """Bounds, one parse, the digest. Raises GrammarError."""
         kind, value = ticket.constraint(params)
         options = ticket.request_options(params, self._defaults)
-        return Ticket(admission.admit(kind, value, options, self._settings.limits), value)
+        return Ticket(admission.admit(kind, value, options, self._settings.limits))
 
     async def issue_async(self, params: Any) -> Ticket:
         """As `issue`; a large constraint is walked on a thread, so that the loop keeps turning."""
         _, value = ticket.constraint(params)
         return self.issue(params) if admission.is_small(value) else await asyncio.to_thread(self.issue, params)
+
+    async def admit_request(self, request: Any, tokenizer: Any, client: Any) -> None:
+        """Admit and vouch for the constraint of an HTTP request, and put the ticket where vLLM takes it along.
+
+        Args:
+            request: vLLM's chat, completion or responses request, after its tool parser has seen it.
+            tokenizer: the model's.
+            client: as for `vouch`.
+
+        Raises:
+            GrammarError: the verdict, or an option that does not go with a constraint.
+        """
+        Ticket.of(request.vllm_xargs)
+        params = request.extract_structured_outputs()
+        if params is not None:
+            check_companions(request, tokenizer)
+            admitted = await self.issue_async(params)
+            await self.vouch(admitted, client)
+            request.vllm_xargs = {**(request.vllm_xargs or {}), pin.KEY: admitted}
 
     async def vouch(self, admitted: Ticket, client: Any) -> None:
         """Wait until the engine has the grammar ready. A known digest costs a look-up.
@@ -54,6 +77,8 @@ class Gate:
             GrammarError: the verdict.
         """
         if not self._known(admitted):
+            if not self._ranks_agree:
+                self._compare(await client.call_utility_all_async(STATISTICS))
             answers = await client.call_utility_all_async(ENSURE, admitted)
             self._record(admitted, answers)
 
@@ -65,11 +90,20 @@ class Gate:
         answer = client.call_utility(ENSURE, admitted) if inner is None else getattr(inner, ENSURE)(admitted).result()
         self._record(admitted, [answer])
 
+    def _compare(self, ranks: list[dict[str, str | int]]) -> None:
+        """Refuse to serve where engines run with other settings or libraries than this front end or each other."""
+        seen = {(rank["settings"], rank["backend"], rank["version"], rank["vocabulary"]) for rank in ranks}
+        if len(seen) > 1 or any(rank["settings"] != self._settings.digest for rank in ranks):
+            reason = "the processes of this server disagree on the backend, its version or its settings"
+            raise GrammarError(ErrorCode.UNAVAILABLE, reason, hint="Restart all of them with the same settings file.")
+        self._ranks_agree = True
+
     def _known(self, admitted: Ticket) -> bool:
         digest = admitted.spec.digest
         refusal = self._bad.get(digest)
         if refusal is not None:
-            raise refusal
+            # A new exception each time: one that is raised again keeps the frames of every request it ended.
+            raise GrammarError.from_data(refusal)
         return digest in self._good
 
     def _record(self, admitted: Ticket, answers: list[dict[str, str | None]]) -> None:
@@ -79,7 +113,7 @@ class Gate:
             self._good[digest] = True
             return
         if refusals[0].code is not ErrorCode.UNAVAILABLE:
-            self._bad[digest] = refusals[0]
+            self._bad[digest] = refusals[0].as_data()
         raise refusals[0]
 
 
@@ -98,7 +132,7 @@ def answer(service: GrammarService, data: dict[str, str]) -> Future[dict[str, st
     return reply
 
 
-def check_companions(request: object, *, beam_search: bool = False) -> None:
+def check_companions(request: object, tokenizer: Any = None, *, beam_search: bool = False) -> None:
     """Refuse options of a request (or its sampling parameters) that would drop or break any constraint beside them.
 
     Raises:
@@ -108,6 +142,21 @@ def check_companions(request: object, *, beam_search: bool = False) -> None:
         option, why = "use_beam_search", "beam search does not keep to a constraint"
     elif getattr(request, "allowed_token_ids", None) is not None:
         option, why = "allowed_token_ids", "allowed_token_ids beside a constraint can leave no token at all"
+    elif tokenizer is not None and any(map(_ends_in_one_byte(tokenizer), getattr(request, "bad_words", None) or ())):
+        option, why = "bad_words", "a bad word that ends in a token of one byte can leave a constraint no token at all"
     else:
         return
     raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, why, keyword=option)
+
+
+def _ends_in_one_byte(tokenizer: Any) -> Callable[[str], bool]:
+    """A bad word bars its last token. Any longer one can be spelt by others, so only these leave a dead end."""
+
+    def check(word: str) -> bool:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and len(tokenizer.decode(ids[-1:]).encode()) <= 1:
+                return True
+        return False
+
+    return check

@@ -51,15 +51,8 @@ class Pin:
             return None
         if isinstance(entry, str):
             return cls(entry)
-        if (
-            not isinstance(entry, Mapping)
-            or not isinstance(entry.get("backend"), str)
-            or entry.keys()
-            - {
-                "backend",
-                "config",
-            }
-        ):
+        known = isinstance(entry, Mapping) and not entry.keys() - {"backend", "config"}
+        if not (known and isinstance(entry.get("backend"), str) and isinstance(entry.get("config", ""), str)):
             raise StartupError(
                 f'additional_config["{KEY}"] must be {{"backend": NAME}} with an optional "config": FILE.'
             )
@@ -119,6 +112,14 @@ def check_startup(pin: Pin, structured_outputs_config: object, *, rust_frontend:
             "--structured-outputs-backend."
         )
     return found
+
+
+def check_model(model_config: Any) -> None:
+    """Raises StartupError for a model that no constraint can be put on."""
+    if model_config.skip_tokenizer_init:
+        raise StartupError("--skip-tokenizer-init leaves a grammar no vocabulary: drop it, or the pinned backend.")
+    if getattr(model_config, "is_diffusion", False):
+        raise StartupError("A diffusion model does not write left to right, as a grammar needs: drop the backend.")
 
 
 def options_of(found: Settings, structured_outputs_config: object) -> GrammarOptions:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from cachetools import TTLCache
 
@@ -19,7 +20,8 @@ from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKey, GrammarSpec
 from vllm_grammar_backend.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.grammar_backend")
+"""Below vLLM's own logger, whose handlers and level the operator has set."""
 
 REFUSALS_KEPT: Final = 4096
 REFUSAL_TTL_S: Final = 60.0
@@ -28,7 +30,7 @@ REFUSAL_TTL_S: Final = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """Since start. A request for a grammar is one of the first four."""
+    """Since start. Every call of `ensure` is one of the first four."""
 
     hits: int = 0
     builds: int = 0
@@ -49,6 +51,7 @@ class Ready:
 
 
 Outcome = Ready | GrammarError
+T = TypeVar("T")
 
 
 class GrammarService:
@@ -62,7 +65,7 @@ class GrammarService:
         self._cache = GrammarCache(settings.cache.bytes)
         self._refusals: TTLCache[GrammarKey, GrammarError] = TTLCache(REFUSALS_KEPT, REFUSAL_TTL_S)
         self._in_flight: dict[GrammarKey, Future[Outcome]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts = Counts()
 
     @classmethod
@@ -86,13 +89,7 @@ class GrammarService:
 
     def lookup(self, spec: GrammarSpec) -> Outcome | None:
         """What is known in memory: never waits, never computes."""
-        key = self.key(spec)
-        compiled = self._cache.get(key)
-        with self._lock:
-            refusal = self._refusals.get(key)
-            self._counts.hits += compiled is not None
-            self._counts.refused_again += refusal is not None
-        return Ready(key, compiled) if compiled is not None else refusal
+        return self._known(self.key(spec))
 
     def ensure(self, spec: GrammarSpec) -> Future[Outcome]:
         """Have the grammar ready, or know why not. One build per key, however many ask.
@@ -100,11 +97,13 @@ class GrammarService:
         Returns:
             a future that always succeeds. It may be shared: do not cancel it.
         """
-        known = self.lookup(spec)
-        if known is not None:
-            return _done(known)
         key = self.key(spec)
         with self._lock:
+            known = self._known(key)
+            if known is not None:
+                self._counts.hits += isinstance(known, Ready)
+                self._counts.refused_again += isinstance(known, GrammarError)
+                return _done(known)
             joined = self._in_flight.get(key)
             if joined is not None:
                 self._counts.joined += 1
@@ -117,6 +116,35 @@ class GrammarService:
         except RuntimeError:
             self._finish(key, GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"), outcome)
         return outcome
+
+    def deliver(self, spec: GrammarSpec, make: Callable[[Ready], T], *, wait: bool) -> T | Future[T]:
+        """What `make` makes of the ready grammar: at once on a hit, else a future, which fails with the refusal.
+
+        Args:
+            spec: the constraint.
+            make: called once, on a thread of this service on a miss.
+            wait: do not return before it is settled.
+        """
+        known = self.lookup(spec)
+        if isinstance(known, Ready):
+            return make(known)
+        promise: Future[T] = Future()
+
+        def settle(done: Future[Outcome]) -> None:
+            try:
+                outcome = done.result()
+                if isinstance(outcome, GrammarError):
+                    raise outcome
+                promise.set_result(make(outcome))
+            except Exception as error:  # noqa: BLE001 - left open, the promise would be waited for for ever
+                promise.set_exception(error)
+
+        job = self.ensure(spec)
+        if wait:
+            settle(job)
+            return promise if promise.exception() else promise.result()
+        job.add_done_callback(settle)
+        return promise
 
     def statistics(self) -> dict[str, str | int]:
         """Counts since start, and what is held now; digests and schemas are not in it."""
@@ -135,30 +163,55 @@ class GrammarService:
     def close(self) -> None:
         self._pool.close()
 
+    def _known(self, key: GrammarKey) -> Outcome | None:
+        compiled = self._cache.get(key)
+        if compiled is not None:
+            return Ready(key, compiled)
+        with self._lock:
+            return self._refusals.get(key)
+
     def _settle(self, key: GrammarKey, job: Future[CompiledGrammar], outcome: Future[Outcome]) -> None:
-        result: Outcome
+        result: Outcome = GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built")
+        try:
+            result = self._judge(key, job)
+        finally:
+            # Whatever happens, those who wait are told: a future left open would be joined for ever.
+            self._finish(key, result, outcome)
+
+    def _judge(self, key: GrammarKey, job: Future[CompiledGrammar]) -> Outcome:
         if job.cancelled():
-            result = GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down")
-        elif (error := job.exception()) is None:
-            self._cache.put(key, job.result())
-            result = Ready(key, job.result())
-        elif isinstance(error, GrammarError):
+            return GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        error = job.exception()
+        if error is None:
+            compiled = job.result()
+            if self._cache.put(key, compiled):
+                return Ready(key, compiled)
+            most = self.settings.cache.bytes
+            reason = f"its compiled form has {compiled.nbytes} bytes"
+            error = GrammarError(ErrorCode.TOO_LARGE, reason, hint=f"The setting cache.bytes is {most}.")
+        if isinstance(error, GrammarError):
+            logger.info("Grammar %s refused by %s: %s", key.digest[:16], key.backend, error.code)
             with self._lock:
                 self._refusals[key] = error
                 self._counts.refusals += 1
-            logger.info("Grammar %s refused by %s: %s", key.digest[:16], key.backend, error.code)
-            result = error
-        else:
+            return error
+        # The exception's own text may quote the schema, which is private.
+        logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
+        with self._lock:
             self._counts.faults += 1
-            # The exception's own text may quote the schema, which is private.
-            logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
-            result = GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")
-        self._finish(key, result, outcome)
+        return GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")
 
     def _finish(self, key: GrammarKey, result: Outcome, outcome: Future[Outcome]) -> None:
         with self._lock:
             self._in_flight.pop(key, None)
         outcome.set_result(result)
+
+
+def failed(error: GrammarError) -> Future[Any]:
+    """A future that failed already."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
 
 
 def _done(outcome: Outcome) -> Future[Outcome]:

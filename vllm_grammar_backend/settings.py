@@ -53,7 +53,7 @@ class Compile(_Section):
 class Cache(_Section):
     """Compiled grammars in memory."""
 
-    bytes: int = Field(1024**3, ge=0, description="bytes of compiled grammars kept, per rank")
+    bytes: int = Field(1024**3, gt=0, description="bytes of compiled grammars kept, per rank")
 
 
 class Control(_Section):
@@ -123,8 +123,13 @@ def _variable(key: str) -> str:
 def _read_file(file: str) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"The settings file {file!r} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        # The library's own text quotes the line, which may hold a key.
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "its start"
+        raise StartupError(f"The settings file {file!r} cannot be read: not YAML at {place}.") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -136,10 +141,12 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX):
+            branch: Any = tree
             *sections, leaf = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-            branch = tree
             for section in sections:
-                branch = branch.setdefault(section, {})
+                branch = branch.setdefault(section, {}) if isinstance(branch, dict) else branch
+            if not isinstance(branch, dict) or isinstance(branch.get(leaf), dict):
+                raise StartupError(f"The environment sets {name} both as a section and as a value; unset one.")
             branch[leaf] = value
     return tree
 
@@ -168,4 +175,5 @@ def _explain(error: ValidationError, from_environment: dict[str, Any], file: str
     if first["type"] == "extra_forbidden":
         known = ", ".join(name for name, _ in _leaves(Settings().model_dump(mode="json")))
         return f"Unknown setting {key!r} in {place}; the settings are: {known}."
-    return f"Bad value {first['input']!r} for setting {key!r} in {place}: {first['msg']}."
+    shown = "(hidden)" if key.startswith("control") else repr(first["input"])
+    return f"Bad value {shown} for setting {key!r} in {place}: {first['msg']}."

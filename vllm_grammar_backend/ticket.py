@@ -17,23 +17,15 @@ _KINDS = tuple(kind for kind in GrammarKind)
 class Ticket(dict[str, str]):
     """A dictionary on the wire. Its class is the proof that no client wrote it: JSON cannot make one."""
 
-    __slots__ = ("source", "spec")
+    __slots__ = ("spec",)
 
-    def __init__(self, spec: GrammarSpec, source: object) -> None:
+    def __init__(self, spec: GrammarSpec) -> None:
         options = spec.options
         super().__init__(kind=spec.kind, text=spec.text, whitespace=options.whitespace, formats=options.formats)
         self.spec = spec
-        self.source = source
-        """The constraint as the request holds it, to notice parameters that are used again after a change."""
 
     def __repr__(self) -> str:
         return f"<{self.spec.kind} {self.spec.digest[:16]}>"
-
-    def fits(self, params: Any) -> bool:
-        """True if this ticket was made for what `params` (StructuredOutputsParams) now holds."""
-        kind, value = constraint(params)
-        same = self.source is value or (isinstance(value, str) and self.source == value)
-        return kind is self.spec.kind and same and not _options_differ(self.spec.options, params)
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> Self | None:
@@ -79,17 +71,13 @@ def request_options(params: Any, defaults: GrammarOptions) -> GrammarOptions:
         ("whitespace_pattern", "Use disable_any_whitespace, or the setting `whitespace`."),
         ("disable_additional_properties", 'Write "additionalProperties": false in the schema.'),
     ):
-        if getattr(params, name, None):
+        if getattr(params, name, None) not in (None, False):
             raise GrammarError(
                 ErrorCode.UNSUPPORTED_OPTION, f"the request option {name} is not supported", None, name, hint
             )
     if getattr(params, "disable_any_whitespace", False):
         return GrammarOptions(Whitespace.COMPACT, defaults.formats)
     return defaults
-
-
-def _options_differ(options: GrammarOptions, params: Any) -> bool:
-    return request_options(params, options) != options
 
 
 def spec_of(sampling_params: Any, defaults: GrammarOptions, limits: Limits) -> GrammarSpec:

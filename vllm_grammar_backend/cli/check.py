@@ -49,7 +49,9 @@ def check(
     """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined."""
     try:
         found = settings.load(grammar_config)
-        engine, version = _engine(backend, from_directory(tokenizer) if tokenizer else byte_vocabulary())
+        engine, version = _engine(
+            backend, found.backend_version, from_directory(tokenizer) if tokenizer else byte_vocabulary()
+        )
     except StartupError as error:
         raise click.ClickException(str(error)) from None
     declined = False
@@ -62,7 +64,8 @@ def check(
     sys.exit(1 if declined else 0)
 
 
-def _engine(backend: str, vocabulary: Vocabulary) -> tuple[Engine, str]:
+def _engine(backend: str, specifier: str, vocabulary: Vocabulary) -> tuple[Engine, str]:
+    engines.check_version(backend, specifier)
     version = engines.require(backend)
     return engines.load(backend, vocabulary), version
 

@@ -13,7 +13,7 @@ from vllm_grammar_backend.errors import StartupError
 EXAMPLES = """\b
 Examples:
   vllm-grammar doctor
-  vllm-grammar doctor --backend xgrammar --grammar-config configs/tenants.yaml
+  vllm-grammar doctor --backend xgrammar --grammar-config configs/reproducible.yaml
 """
 
 
@@ -64,7 +64,12 @@ def _host() -> list[Finding]:
     for seam in all_seams():
         problem = seams.probe(seam)
         found.append(Finding(f"seam {seam.target}", problem or "fits", problem is None))
-    if capabilities.routes_on():
+    if capabilities.rust_frontend():
+        found.append(Finding("front end", "VLLM_USE_RUST_FRONTEND is set, and it loads no plugin: unset it", ok=False))
+    if not capabilities.plugin_allowed():
+        state = f"VLLM_PLUGINS leaves this plugin out; set it to {capabilities.plugins_value()}"
+        found.append(Finding("plugin", state, ok=False))
+    elif capabilities.routes_on():
         found.append(Finding("HTTP routes", "on", ok=True))
     else:
         found.append(Finding("HTTP routes", f"off; to switch them on set VLLM_PLUGINS={capabilities.plugins_value()}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from vllm_grammar_backend.compile.job import build
@@ -20,10 +19,6 @@ class ThreadPool:
     def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """Start building. The future fails with GrammarError for a verdict, with anything else for a fault."""
         return self._executor.submit(build, spec, self._engine)
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Run something short that must not run on the caller's thread."""
-        self._executor.submit(work)
 
     def close(self) -> None:
         """Drop what has not started; what runs is left to finish by itself."""

@@ -67,7 +67,9 @@ class Matcher(ABC):
 
     The text automaton is the subclass's (`_advance`, `_retreat`, `_valid_prefix`, `_mask`, `_accepting`);
     stop tokens are handled here, the same for every backend: they are forbidden until the document may end,
-    and after one was accepted nothing but stop tokens is allowed, for ever. Nothing raises for bad tokens.
+    and after one was accepted nothing but stop tokens is allowed, for ever. Where every token that could go on is
+    a stop token of the request's own, those end the text, and vLLM names the one that did. Nothing raises for bad
+    tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, stop_token_ids: Iterable[int]) -> None:
@@ -143,11 +145,26 @@ class Matcher(ABC):
             np.bitwise_or(row, self._stop_row, out=row)
         elif not row.any():
             self.dead_ends += 1
+            self._end_here(row)
+
+    def _end_here(self, row: Row) -> None:
+        """Where nothing but stop tokens would do: those that the text could go on with, else all of them."""
+        self._mask(row)
+        np.bitwise_and(row, self._stop_row, out=row)
+        if not row.any():
             np.copyto(row, self._stop_row)
+
+    def _must_end(self, token: int) -> bool:
+        """True where only stop tokens could go on, and `token` is one of them. Elsewhere a dead end is a fault."""
+        row = np.empty_like(self._stop_row)
+        self._mask(row)
+        if np.bitwise_and(row, self._other_row).any():
+            return False
+        return bool(row.view(np.uint32)[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
     def _accept_one(self, token: int) -> bool:
         if token in self._stops:
-            if not self.accepting:
+            if not self.accepting and not self._must_end(token):
                 return False
             self._stopped += 1
             return True

@@ -16,11 +16,16 @@ def install_everywhere() -> None:
     Modules that are not loaded are left alone: vLLM calls plugins in workers and short-lived helper processes too,
     which have no use for an engine or a front end.
     """
-    from vllm_grammar_backend.host import backend, flags, seams
+    from vllm_grammar_backend.host import flags, seams
 
-    for group in (flags.SEAMS, backend.SEAMS):
+    found = [seam for seam in flags.SEAMS if seam.module in sys.modules]
+    if "vllm.v1.structured_output" in sys.modules:
+        from vllm_grammar_backend.host import backend
+
+        found += backend.SEAMS
+    for seam in found:
         try:
-            seams.install(seam for seam in group if seam.module in sys.modules)
+            seams.install([seam])
         except seams.SeamMovedError as error:
             # Not pinned, a newer vLLM must serve all the same; pinned, `install_pinned` refuses to start.
             logging.getLogger("vllm.grammar_backend").warning("%s No backend can be pinned with it.", error)

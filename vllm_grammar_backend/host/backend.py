@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
 
 from vllm_grammar_backend import admission, gate, pin, ticket
@@ -19,7 +19,7 @@ from vllm_grammar_backend.errors import GrammarError
 from vllm_grammar_backend.grammar import GrammarKind
 from vllm_grammar_backend.host import capabilities, flags
 from vllm_grammar_backend.host.seams import Function, Seam
-from vllm_grammar_backend.service import GrammarService, Outcome, Ready
+from vllm_grammar_backend.service import GrammarService, Ready, failed
 
 logger = logging.getLogger("vllm.grammar_backend")
 
@@ -100,6 +100,7 @@ def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBac
     """
     settings = flags.check(found, vllm_config.structured_outputs_config)
     model = vllm_config.model_config
+    pin.check_model(model)
     ends = vocabulary.end_ids(model.try_get_generation_config(), vars(model.hf_config))
     known = vocabulary.from_tokenizer(tokenizer, model.get_vocab_size(), ends)
     service = GrammarService.start(found.backend, known, settings)
@@ -116,53 +117,40 @@ def _start_with_engine(original: Function) -> Function:
 
         original(self, vllm_config, *args, **kwargs)
         found = pin.Pin.find(vllm_config.additional_config)
-        if found is not None and not vllm_config.model_config.skip_tokenizer_init:
+        if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            service = self.backend.service
-            setattr(EngineCore, gate.ENSURE, lambda _core, data: gate.answer(service, data))
-            setattr(EngineCore, gate.STATISTICS, lambda _core: service.statistics())
+            setattr(EngineCore, gate.ENSURE, lambda core, data: gate.answer(_service(core), data))
+            setattr(EngineCore, gate.STATISTICS, lambda core: _service(core).statistics())
 
     return init
 
 
+def _service(core: Any) -> GrammarService:
+    service: GrammarService = core.structured_output_manager.backend.service
+    return service
+
+
 def _init_grammar(original: Function) -> Function:
     def grammar_init(self: Any, request: Any) -> None:
-        wanted = request.structured_output_request
+        wanted, params = request.structured_output_request, request.sampling_params
         if wanted is None or not isinstance(self.backend, PinnedBackend):
             original(self, request)
             return
-        wanted.grammar = _grammar_for(self.backend, request, wait=not self._use_async_grammar_compilation)
+        backend, stops = self.backend, params.all_stop_token_ids
+        try:
+            spec = ticket.spec_of(params, backend.defaults, backend.service.settings.limits)
+        except GrammarError as error:
+            wanted.grammar = failed(error)
+            return
+        # The text is not needed any more; vLLM would send it to every worker, and log it when an engine dies.
+        params.structured_outputs = StructuredOutputsParams(json_object=True)
+        params.extra_args = {**(params.extra_args or {}), pin.KEY: spec.digest}
+        wanted.grammar = backend.service.deliver(
+            spec, lambda ready: backend.grammar(ready, stops), wait=not self._use_async_grammar_compilation
+        )
 
     return grammar_init
-
-
-def _grammar_for(backend: PinnedBackend, request: Any, *, wait: bool) -> PinnedGrammar | Future[PinnedGrammar]:
-    """A grammar at once on a hit; else a future of our own, which the scheduler polls."""
-    params = request.sampling_params
-    stops = params.all_stop_token_ids
-    promise: Future[PinnedGrammar] = Future()
-
-    def settle(outcome: Outcome) -> None:
-        if isinstance(outcome, Ready):
-            promise.set_result(backend.grammar(outcome, stops))
-        else:
-            promise.set_exception(ValueError(str(outcome)))
-
-    try:
-        spec = ticket.spec_of(params, backend.defaults, backend.service.settings.limits)
-    except GrammarError as error:
-        settle(error)
-        return promise
-    known = backend.service.lookup(spec)
-    if isinstance(known, Ready):
-        return backend.grammar(known, stops)
-    job = backend.service.ensure(spec)
-    if wait:
-        settle(job.result())
-        return promise.result() if promise.exception() is None else promise
-    job.add_done_callback(lambda done: settle(done.result()))
-    return promise
 
 
 SEAMS: Final = (

@@ -1,12 +1,14 @@
-"""What this vLLM is and has, probed once."""
+"""What this vLLM is and has."""
 
 from __future__ import annotations
 
 from importlib import metadata
 from typing import Final
 
-PLUGIN: Final = "grammar_backend"
-_GROUPS: Final = ("vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins", "vllm.platform_plugins")
+from vllm_grammar_backend.pin import KEY
+
+_GROUPS: Final = tuple(f"vllm.{kind}_plugins" for kind in ("general", "io_processor", "platform", "stat_logger"))
+"""What loads unless VLLM_PLUGINS says otherwise; endpoint plugins load only where it names them."""
 
 
 def rust_frontend() -> bool:
@@ -16,11 +18,18 @@ def rust_frontend() -> bool:
     return bool(envs.VLLM_USE_RUST_FRONTEND)
 
 
+def plugin_allowed() -> bool:
+    """True unless VLLM_PLUGINS, an allow-list, leaves us out."""
+    from vllm import envs
+
+    return envs.VLLM_PLUGINS is None or KEY in envs.VLLM_PLUGINS
+
+
 def routes_on() -> bool:
     """True if vLLM loads our HTTP routes: it does so only when VLLM_PLUGINS names us."""
     from vllm import envs
 
-    return envs.VLLM_PLUGINS is not None and PLUGIN in envs.VLLM_PLUGINS
+    return envs.VLLM_PLUGINS is not None and KEY in envs.VLLM_PLUGINS
 
 
 def plugins_value() -> str:
@@ -29,4 +38,4 @@ def plugins_value() -> str:
 
     installed = {point.name for group in _GROUPS for point in metadata.entry_points(group=group)}
     allowed = installed if envs.VLLM_PLUGINS is None else set(envs.VLLM_PLUGINS) & installed
-    return ",".join(sorted(allowed | {PLUGIN}))
+    return ",".join(sorted(allowed | {KEY}))

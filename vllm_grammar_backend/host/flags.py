@@ -63,7 +63,7 @@ def fold(namespace: Namespace) -> None:
         if found is not None and found != pin.Pin(backend, file or found.file):
             raise StartupError(f"--structured-outputs-backend {backend} contradicts --additional-config: give it once.")
         found = pin.Pin(backend, file or (found.file if found else None))
-    elif file is not None and found is None:
+    elif file is not None:
         raise StartupError("--grammar-config needs --structured-outputs-backend: without it nothing reads the file.")
     if found is None:
         return
@@ -85,6 +85,8 @@ def _pin_process(original: Function) -> Function:
             check(found, self.structured_outputs_config)
             install_pinned()
         config = original(self, *args, **kwargs)
+        if found is not None:
+            pin.check_model(config.model_config)
         pin.activate(found)
         return config
 

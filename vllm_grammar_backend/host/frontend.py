@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
@@ -61,23 +62,12 @@ def _admit_after(original: Function) -> Function:
     async def render(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         rendered = await original(self, request, *args, **kwargs)
         gate = gate_of(self.engine_client)
-        if gate is not None:
+        if gate is not None and not isinstance(rendered, ErrorResponse):
             with vllm_errors():
-                await _admit_request(gate, request, self.engine_client.engine_core)
+                await gate.admit_request(request, self.renderer.tokenizer, self.engine_client.engine_core)
         return rendered
 
     return render
-
-
-async def _admit_request(gate: Gate, request: Any, client: Any) -> None:
-    Ticket.of(request.vllm_xargs)
-    params = request.extract_structured_outputs()
-    if params is None:
-        return
-    check_companions(request)
-    admitted = await gate.issue_async(params)
-    await gate.vouch(admitted, client)
-    request.vllm_xargs = {**(request.vllm_xargs or {}), pin.KEY: admitted}
 
 
 def _parameters(signature: inspect.Signature, *args: Any, **kwargs: Any) -> SamplingParams | None:
@@ -85,17 +75,15 @@ def _parameters(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Samp
     return params if isinstance(params, SamplingParams) and params.structured_outputs is not None else None
 
 
-def _held(params: SamplingParams) -> Ticket | None:
-    """The ticket the request already carries, unless the parameters were changed since it was made."""
-    admitted = Ticket.of(params.extra_args)
-    if admitted is not None and admitted.fits(params.structured_outputs):
-        return admitted
-    check_companions(params)
-    return None
-
-
-def _attach(params: SamplingParams, admitted: Ticket) -> None:
-    params.extra_args = {**(params.extra_args or {}), pin.KEY: admitted}
+@contextmanager
+def _carrying(params: SamplingParams, admitted: Ticket) -> Iterator[None]:
+    """The ticket in the parameters for the length of one call: they are the caller's, to change and use again."""
+    before = params.extra_args
+    params.extra_args = {**(before or {}), pin.KEY: admitted}
+    try:
+        yield
+    finally:
+        params.extra_args = before
 
 
 def _admit_before_async(original: Function) -> Function:
@@ -103,13 +91,17 @@ def _admit_before_async(original: Function) -> Function:
 
     async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         gate = gate_of(self)
-        if gate is not None and (params := _parameters(signature, self, *args, **kwargs)):
-            with vllm_errors():
-                if _held(params) is None:
-                    admitted = await gate.issue_async(params.structured_outputs)
-                    await gate.vouch(admitted, self.engine_core)
-                    _attach(params, admitted)
-        return await original(self, *args, **kwargs)
+        params = _parameters(signature, self, *args, **kwargs) if gate else None
+        if gate is None or params is None:
+            return await original(self, *args, **kwargs)
+        with vllm_errors():
+            admitted = Ticket.of(params.extra_args)
+            if admitted is None:
+                check_companions(params)
+                admitted = await gate.issue_async(params.structured_outputs)
+                await gate.vouch(admitted, self.engine_core)
+        with _carrying(params, admitted):
+            return await original(self, *args, **kwargs)
 
     return add_request
 
@@ -119,12 +111,15 @@ def _admit_before(original: Function) -> Function:
 
     def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
         gate = gate_of(self)
-        if gate is not None and (params := _parameters(signature, self, *args, **kwargs)):
-            with vllm_errors():
-                admitted = _held(params) or gate.issue(params.structured_outputs)
-                gate.vouch_blocking(admitted, self.engine_core)
-                _attach(params, admitted)
-        return original(self, *args, **kwargs)
+        params = _parameters(signature, self, *args, **kwargs) if gate else None
+        if gate is None or params is None:
+            return original(self, *args, **kwargs)
+        with vllm_errors():
+            check_companions(params)
+            admitted = gate.issue(params.structured_outputs)
+            gate.vouch_blocking(admitted, self.engine_core)
+        with _carrying(params, admitted):
+            return original(self, *args, **kwargs)
 
     return add_request
 
@@ -141,10 +136,11 @@ def _while_pinned(replacement: Function) -> Callable[[Function], Function]:
     return wrap
 
 
-def _check_ticket(_original: Function, params: SamplingParams, *_args: Any, **_kwargs: Any) -> None:
+def _check_ticket(_original: Function, params: SamplingParams, *args: Any, **kwargs: Any) -> None:
     if params.structured_outputs is not None:
         with vllm_errors():
-            _held(params)
+            Ticket.of(params.extra_args)
+            check_companions(params, kwargs.get("tokenizer", args[-1] if args else None))
 
 
 def _check_kinds(_original: Function, params: Any) -> None:
