@@ -65,12 +65,12 @@ class GrammarError(Exception):
         return self.code in _RETRYABLE
 
     def __str__(self) -> str:
-        where = [f"keyword {self.keyword!r}"] if self.keyword else []
-        if self.pointer is not None:
-            where.append(f"at {self.pointer!r}")
-        place = f" ({' '.join(where)})" if where else ""
+        """`CODE: KEYWORD at POINTER: REASON. HINT`, what is not there left out."""
+        named = repr(self.keyword) if self.keyword else ""
+        place = f"at {self.pointer!r}" if self.pointer is not None else ""
+        where = f"{named} {place}".strip()
         hint = f" {self.hint}" if self.hint else ""
-        return f"{self.code}: {self.reason}{place}.{hint}"
+        return f"{self.code}: {where}: {self.reason}.{hint}" if where else f"{self.code}: {self.reason}.{hint}"
 
     def as_data(self) -> dict[str, str | None]:
         """A flat dictionary that msgpack and JSON take; `from_data` reads it back."""

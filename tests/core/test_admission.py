@@ -44,6 +44,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"enum": ["x" * 300_000]}, "bytes"),
         ('{"enum": ["' + "x" * 2_000_000 + '"]}', "bytes"),
         ({"enum": list(range(50_001))}, "enum"),
+        ({"enum": [10**4300] * 1000}, "bytes"),
         ({"properties": {str(i): {"type": "string"} for i in range(30_000)}}, "nodes"),
     ],
 )
@@ -61,6 +62,10 @@ def test_limits_are_inclusive() -> None:
 @pytest.mark.parametrize("text", ["", "{", "nope", '{"a": NaN}', '{"type": "str\ud800"}'])
 def test_text_that_is_not_json_is_an_invalid_schema(text: str) -> None:
     assert refused(GrammarKind.JSON, text).code is ErrorCode.INVALID_SCHEMA
+
+
+def test_keys_of_other_types_are_refused() -> None:
+    assert refused(GrammarKind.JSON, {"properties": {1: {}}}).code is ErrorCode.INVALID_SCHEMA
 
 
 def test_a_long_regex_is_too_large_and_a_long_grammar_is_not() -> None:
@@ -134,3 +139,4 @@ def test_a_large_constraint_is_not_small() -> None:
     assert not is_small({"enum": list(range(5000))})
     assert not is_small("x" * 100_000)
     assert not is_small({"pattern": "x" * 200_000})
+    assert not is_small({"enum": [10**4300] * 50})

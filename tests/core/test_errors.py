@@ -21,7 +21,7 @@ def test_round_trips(code: ErrorCode) -> None:
     ):
         assert twin.as_data() == error.as_data()
         assert str(twin) == str(error)
-    assert str(error) == f"{code}: it is so (keyword 'oneOf' at '/properties/a~1b'). Do that."
+    assert str(error) == f"{code}: 'oneOf' at '/properties/a~1b': it is so. Do that."
 
 
 def test_only_our_own_faults_are_retryable() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
@@ -100,6 +100,49 @@ def test_nothing_is_kept_past_the_byte_bound(backend: str) -> None:
         assert isinstance(outcome, Ready)
         assert count(service, "cache_bytes") <= 3 * 64 * 1024
     assert 0 < count(service, "cache_entries") < 40
+
+
+def test_what_is_larger_than_the_whole_cache_is_refused_by_name(backend: str) -> None:
+    service = GrammarService.start(backend, VOCABULARY, Settings(cache=Cache(bytes=100)))
+    outcome = service.ensure(spec({"type": "boolean"})).result(60)
+    assert isinstance(outcome, GrammarError)
+    assert outcome.code is ErrorCode.TOO_LARGE
+    assert "cache.bytes" in str(outcome)
+
+
+def test_a_fault_of_ours_leaves_nobody_waiting(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(GrammarCache, "put", broken)
+    for _ in range(2):
+        outcome = service.ensure(spec({"type": "boolean"})).result(60)
+        assert isinstance(outcome, GrammarError)
+        assert outcome.retryable
+
+
+def test_delivery_at_once_later_and_in_place(service: GrammarService) -> None:
+    good, bad = spec({"type": "boolean"}), spec({"enum": []})
+    later = service.deliver(good, lambda ready: ready.key.digest, wait=False)
+    assert isinstance(later, Future)
+    assert later.result(60) == good.digest
+    assert service.deliver(good, lambda ready: ready.key.digest, wait=False) == good.digest
+    assert service.deliver(spec({"type": "null"}), lambda ready: ready.key.backend, wait=True) == service.engine.name
+    refused = service.deliver(bad, lambda ready: ready.key.digest, wait=True)
+    assert isinstance(refused, Future)
+    assert isinstance(refused.exception(60), GrammarError)
+    failing = service.deliver(spec({"type": "integer"}), lambda _: 1 // 0, wait=False)
+    assert isinstance(failing, Future)
+    assert isinstance(failing.exception(60), ZeroDivisionError)
+
+
+def test_each_call_is_counted_once(service: GrammarService) -> None:
+    good, bad = spec({"type": "boolean"}), spec({"enum": []})
+    for wanted in (good, good, bad, bad):
+        service.ensure(wanted).result(60)
+    service.lookup(good)
+    names = ("builds", "hits", "joined", "refusals", "refused_again")
+    assert [count(service, name) for name in names] == [2, 1, 0, 1, 1]
 
 
 def test_a_closed_service_says_so(service: GrammarService) -> None:

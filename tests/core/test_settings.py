@@ -52,6 +52,22 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, names: list[str])
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
+def test_a_key_is_not_shown_in_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    for text in ("control: {admin_key: 8675309}", "control:\n  admin_key: 'secret-8675309\n"):
+        path.write_text(text)
+        with pytest.raises(StartupError) as caught:
+            load(str(path), {})
+        assert "8675309" not in str(caught.value)
+
+
+def test_a_section_is_not_a_value() -> None:
+    clash = {"GRAMMAR_BACKEND_CACHE": "5", "GRAMMAR_BACKEND_CACHE__BYTES": "6"}
+    for environment in (clash, dict(reversed(clash.items()))):
+        with pytest.raises(StartupError, match="GRAMMAR_BACKEND_CACHE"):
+            load(None, environment)
+
+
 def test_a_missing_file_and_a_bad_variable_are_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"missing\.yaml"):
         load(str(tmp_path / "missing.yaml"), {})

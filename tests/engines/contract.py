@@ -293,6 +293,17 @@ class EngineContract:
         assert matcher.accept(spell("}"))
         assert STOP_TEXT in allowed(matcher)
 
+    def test_where_only_stop_tokens_could_go_on_they_end_the_text(self) -> None:
+        one, two = spell("1")[0], spell("2")[0]
+        matcher = self.matcher(spec(GrammarKind.CHOICE, '["1", "2"]'), stops=(*STOPS, one, two))
+        assert allowed(matcher) == {one, two}
+        assert not matcher.accept([EOS])
+        assert matcher.validate([one, EOS]) == 2
+        assert matcher.accept([two])
+        assert matcher.finished
+        matcher.rollback(1)
+        assert allowed(matcher) == {one, two}
+
     def test_stop_ids_past_the_vocabulary(self) -> None:
         matcher = self.matcher(spec(GrammarKind.CHOICE, '["1"]'), stops=(-1, EOS, SMALL.size, 10**9))
         assert matcher.accept(spell("1"))

@@ -61,6 +61,11 @@ def refusal(parse: Parse, capsys: pytest.CaptureFixture[str], *arguments: str) -
             ["--structured-outputs-backend", "guidance", "--additional-config", '{"grammar_backend": "xgrammar"}'],
             ["contradicts --additional-config"],
         ),
+        (
+            ["--grammar-config", "x.yaml", "--additional-config", '{"grammar_backend": "xgrammar"}'],
+            ["--grammar-config needs --structured-outputs-backend"],
+        ),
+        (["--additional-config", '{"grammar_backend": {"backend": "xgrammar", "config": 5}}'], ['{"backend": NAME}']),
         (["--additional-config", '{"grammar_backend": {"name": "xgrammar"}}'], ['{"backend": NAME}']),
     ],
 )

@@ -1,0 +1,120 @@
+"""The front end's gate, with a real service behind it instead of vLLM's sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.gate import ENSURE, Gate, answer, check_companions
+from vllm_grammar_backend.grammar import GrammarKind
+from vllm_grammar_backend.pin import KEY, Pin
+from vllm_grammar_backend.service import GrammarService
+from vllm_grammar_backend.settings import Compile, Settings
+from vllm_grammar_backend.ticket import Ticket
+
+
+class Engine:
+    """What vLLM's engine-core client does with a utility call: all ranks, arguments as plain data."""
+
+    def __init__(self, *ranks: GrammarService) -> None:
+        self._ranks = ranks
+        self.asked = 0
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        if method != ENSURE:
+            return [rank.statistics() for rank in self._ranks]
+        self.asked += 1
+        return [await asyncio.wrap_future(answer(rank, dict(args[0]))) for rank in self._ranks]
+
+
+class Characters:
+    """A tokenizer of the words given and single characters."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[str]:
+        assert not add_special_tokens
+        return [text] if text in self._words else list(text)
+
+    def decode(self, ids: list[str]) -> str:
+        return "".join(ids)
+
+
+def request(**fields: Any) -> Any:
+    empty: dict[str, Any] = dict.fromkeys(GrammarKind)
+    options = {"allowed_token_ids": None, "vllm_xargs": None, **{k: v for k, v in fields.items() if k not in empty}}
+    params = SimpleNamespace(**{**empty, **{k: v for k, v in fields.items() if k in empty}})
+    return SimpleNamespace(extract_structured_outputs=lambda: params, **options)
+
+
+def start(settings: Settings | None = None) -> GrammarService:
+    return GrammarService.start("guidance", byte_vocabulary(), settings or Settings())
+
+
+def admit(gate: Gate, engine: Engine, wanted: Any, tokenizer: Any = None) -> GrammarError | None:
+    try:
+        asyncio.run(gate.admit_request(wanted, tokenizer, engine))
+    except GrammarError as error:
+        return error
+    return None
+
+
+def test_a_known_verdict_is_not_asked_for_again() -> None:
+    gate, engine = Gate(Pin("guidance"), None), Engine(start())
+    for _ in range(3):
+        wanted = request(json={"type": "boolean"})
+        assert admit(gate, engine, wanted) is None
+        assert isinstance(wanted.vllm_xargs[KEY], Ticket)
+    assert engine.asked == 1
+    refusals = [admit(gate, engine, request(json={"type": "integer", "minimum": 2, "maximum": 1})) for _ in range(3)]
+    assert engine.asked == 2
+    assert {error.code for error in refusals if error} == {ErrorCode.UNSATISFIABLE}
+    assert len({id(error) for error in refusals}) == 3, "raised again, an exception keeps every request's frames"
+
+
+def test_ranks_that_disagree_are_refused() -> None:
+    other = Settings(compile=Compile(workers=1))
+    for ranks in ((start(), start(other)), (start(other),)):
+        error = admit(Gate(Pin("guidance"), None), Engine(*ranks), request(regex="a"))
+        assert error is not None
+        assert error.http_status == 503
+        assert "disagree" in error.reason
+    assert admit(Gate(Pin("guidance"), None), Engine(start(), start()), request(regex="a")) is None
+
+
+def test_a_large_constraint_is_admitted_off_the_loop() -> None:
+    gate, engine = Gate(Pin("guidance"), None), Engine(start())
+    assert admit(gate, engine, request(choice=[f"c{i}" for i in range(5000)])) is None
+
+
+def test_the_reserved_key_is_refused() -> None:
+    error = admit(Gate(Pin("guidance"), None), Engine(start()), request(regex="a", vllm_xargs={KEY: "x"}))
+    assert error is not None
+    assert error.code is ErrorCode.UNSUPPORTED_OPTION
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": ["fine", "x"]}, "bad_words"),
+        ({"bad_words": ["no!"]}, "bad_words"),
+        ({"bad_words": ["fine"]}, None),
+        ({"bad_words": []}, None),
+    ],
+)
+def test_options_that_can_leave_no_token_are_refused_by_name(fields: dict[str, Any], option: str | None) -> None:
+    tokenizer = Characters("fine", " fine")
+    if option is None:
+        check_companions(SimpleNamespace(**fields), tokenizer)
+        return
+    with pytest.raises(GrammarError) as caught:
+        check_companions(SimpleNamespace(**fields), tokenizer)
+    assert (caught.value.code, caught.value.keyword) == (ErrorCode.UNSUPPORTED_OPTION, option)
