@@ -13,6 +13,7 @@ import pytest
 from vllm_grammar_backend import engines
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.compile.job import build
+from vllm_grammar_backend.engines.base import CompiledGrammar
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.gate import check_companions
@@ -22,6 +23,7 @@ from vllm_grammar_backend.ticket import constraint, request_options
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 BACKENDS = ("guidance", "xgrammar")
+EOS = 256
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 LEGACY_TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]}
@@ -34,6 +36,25 @@ FORMAT_TAG = {
         "end": "</f>",
     },
 }
+JSON_DOCUMENTS = (['{"a": 1}', '{"a":-20,"b":null}'], ['{"a": "1"}', '{"b": 1}', "[]", '{"a": 1} '])
+OBJECT_DOCUMENTS = (["{}", '{"a": [1, {"b": "x"}]}'], ["[]", '"a"', '{"a"}', "{'a': 1}"])
+DOCUMENTS: dict[str, tuple[list[str], list[str]]] = {
+    "`response_format: json_schema`": JSON_DOCUMENTS,
+    "`response_format: json_object`": OBJECT_DOCUMENTS,
+    "`structured_outputs.json`": JSON_DOCUMENTS,
+    "`structured_outputs.json_object`": OBJECT_DOCUMENTS,
+    "`structured_outputs.regex`": (["a", "xyz"], ["", "A", "a1"]),
+    "`structured_outputs.choice`": (["yes", "no"], ["", "yesno", "maybe"]),
+    "`structured_outputs.grammar` (EBNF)": (["a", "b"], ["", "ab", "c"]),
+    "`structured_outputs.grammar` (Lark)": (["a", "b"], ["", "ab", "c"]),
+    "`structured_outputs.structural_tag` (`structures`, `triggers`)": (
+        ["plain", '<f>{"a": 1}</f>', 'x <f>{"a": 1}</f> y'],
+        ["<f>{}</f>", '<f>{"a": 1}</g>', "<fx>"],
+    ),
+    "`structured_outputs.structural_tag` (`format`)": (['<f>{"a": 1}</f>'], ["plain", "<f>{}</f>", '<f>{"a": 1}']),
+    "`structured_outputs.disable_any_whitespace`": ([], ['{  "a": 1}', '{"a":\n1}', '{ "a": 1 }']),
+}
+"""For each row that says yes, documents that must be taken and documents that must not be."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "`response_format: json_schema`": {"json": SCHEMA},
     "`response_format: json_object`": {"json_object": True},
@@ -59,18 +80,26 @@ def table(header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
 
 
-def answer(backend: str, request: dict[str, Any]) -> str:
-    """What a pinned server does with such a request: `yes`, or the code of its refusal."""
+def takes(grammar: CompiledGrammar, text: str) -> bool:
+    matcher = grammar.matcher([EOS])
+    return matcher.accept([*text.encode(), EOS])
+
+
+def answer(backend: str, field: str) -> str:
+    """What a pinned server does with such a request: `yes` where it is enforced, or the code of its refusal."""
+    request = EXAMPLES[field]
     empty: dict[str, Any] = dict.fromkeys(GrammarKind)
     params = SimpleNamespace(**{**empty, **request})
     try:
         check_companions(params)
         kind, value = constraint(params)
         spec = admit(kind, value, request_options(params, GrammarOptions()), Limits())
-        build(spec, engines.load(backend, byte_vocabulary()))
+        grammar = build(spec, engines.load(backend, byte_vocabulary()))
     except GrammarError as error:
         return f"`{error.code}`"
-    return "yes"
+    good, bad = DOCUMENTS[field]
+    wrong = [text for text in good if not takes(grammar, text)] + [text for text in bad if takes(grammar, text)]
+    return f"wrong about {wrong}" if wrong else "yes"
 
 
 def test_the_table_of_fields_is_complete() -> None:
@@ -80,7 +109,20 @@ def test_the_table_of_fields_is_complete() -> None:
 @pytest.mark.parametrize("row", table("| request field |"), ids=lambda row: row[0].replace("`", ""))
 def test_each_field_works_as_the_table_says(row: list[str]) -> None:
     field, *claims = row
-    assert claims == [answer(backend, EXAMPLES[field]) for backend in BACKENDS]
+    assert claims == [answer(backend, field) for backend in BACKENDS]
+
+
+def test_the_example_of_a_refusal_is_one() -> None:
+    spec = admit(
+        GrammarKind.JSON,
+        {"properties": {"tags": {"type": "array", "uniqueItems": True}}},
+        GrammarOptions(),
+        Limits(),
+    )
+    with pytest.raises(GrammarError) as refused:
+        build(spec, engines.load("guidance", byte_vocabulary()))
+    assert f'"message": "{refused.value}"' in README
+    assert f'"param": "{refused.value.pointer}"' in README
 
 
 def test_the_table_of_errors_is_the_codes() -> None:
