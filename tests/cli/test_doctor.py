@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from vllm_grammar_backend import engines
 from vllm_grammar_backend.pin import vllm_version
+
+pytestmark = pytest.mark.slow  # each run imports all of vLLM
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +47,13 @@ def test_what_is_missing_is_a_fault(tmp_path: Path) -> None:
     assert missing.returncode == 1
     assert "FAULT backend glrmask" in missing.stdout
     assert "ok    HTTP routes: on" in missing.stdout
+
+
+def test_an_allow_list_without_the_plugin_is_a_fault() -> None:
+    done = doctor(VLLM_PLUGINS="somebody_else", VLLM_USE_RUST_FRONTEND="1")
+    assert done.returncode == 1
+    assert "FAULT plugin: VLLM_PLUGINS leaves this plugin out; set it to grammar_backend" in done.stdout
+    assert "FAULT front end: VLLM_USE_RUST_FRONTEND is set" in done.stdout
 
 
 def test_a_bad_settings_file_is_a_fault(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,8 @@ def drive(served: Served, bodies: Bodies) -> list[float]:
                 due += CLIENTS / RATE_PER_S
 
     served.server.client.get("/lag")
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        list(threads.map(client, range(CLIENTS)))
     assert {status for status in statuses if status not in (200, 400)} == set()
     assert len(statuses) > SECONDS * RATE_PER_S / 2, "the server did not keep up with the rate"
     lags: list[float] = served.server.client.get("/lag").json()
