@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.schema.serving import BACKENDS, spec_of
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.grammar import Formats
+from vllm_grammar_backend.grammar import Formats, GrammarKind, GrammarSpec
 from vllm_grammar_backend.schema import prepare
 
 INVALID, UNSUPPORTED = ErrorCode.INVALID_SCHEMA, ErrorCode.UNSUPPORTED_SCHEMA
@@ -198,3 +199,30 @@ def test_blow_ups_end_soon(backend: str) -> None:
 def test_formats_may_be_annotations() -> None:
     schema = {"type": "string", "format": "iri"}
     assert "format" not in prepare(spec_of(schema, formats=Formats.ANNOTATE), "guidance").text
+
+
+@pytest.mark.parametrize(
+    ("backend", "schema", "code", "where"),
+    [
+        ("guidance", {"items": {"maxItems": 10**9}}, ErrorCode.TOO_COSTLY, "/items/maxItems"),
+        ("guidance", {"type": "array", "minItems": 10**9}, ErrorCode.TOO_COSTLY, "/minItems"),
+        ("xgrammar", {"properties": {"x" * 20_000: {"type": "null"}}}, ErrorCode.UNSUPPORTED_SCHEMA, "/properties"),
+    ],
+)
+def test_what_would_end_the_librarys_process_is_refused_first(
+    backend: str, schema: Any, code: ErrorCode, where: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        prepare(GrammarSpec(GrammarKind.JSON, json.dumps(schema)), backend)
+    assert (caught.value.code, caught.value.pointer) == (code, where)
+
+
+@pytest.mark.parametrize("line", ["r{i} ::= r{j}", "r{i}: r{j}", "?r{i}.2: r{j}", "R{i}[lazy]: R{j}", "  r{i} : r{j}"])
+def test_a_grammar_of_thousands_of_rules_is_refused_first(line: str) -> None:
+    def text(rules: int) -> str:
+        return "\n".join(line.format(i=i, j=i + 1) for i in range(rules))
+
+    assert prepare(GrammarSpec(GrammarKind.GRAMMAR, text(1000)), "guidance").text == text(1000)
+    with pytest.raises(GrammarError) as caught:
+        prepare(GrammarSpec(GrammarKind.GRAMMAR, text(1001)), "guidance")
+    assert caught.value.code is ErrorCode.TOO_LARGE

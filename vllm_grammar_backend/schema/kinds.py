@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, pointer
@@ -13,6 +14,11 @@ from vllm_grammar_backend.schema.regex_tree import render, size
 
 _POSITIONS: Final = {"xgrammar": 2_000}
 """Where a backend takes fewer than `MAX_POSITIONS`: xgrammar's automaton takes 0.5 s for 1,000 and 14 s for 5,000."""
+
+
+MAX_RULES: Final = 1_000
+"""Of one grammar. Rules that refer to one another in a row cost llguidance stack: 3,000 end its process."""
+_RULE: Final = re.compile(r"::=|^[ \t]*[?!]?\w+(?:\.-?\d+)?(?:\[[^\]\n]*\])?(?:\{[^}\n]*\})?[ \t]*:(?!:)", re.MULTILINE)
 
 
 def regex(source: str, backend: str, place: str | None = None) -> str:
@@ -45,4 +51,7 @@ def grammar(text: str) -> str:
         raise GrammarError(ErrorCode.INVALID_GRAMMAR, "an empty grammar", None, "grammar")
     if "\0" in text:
         raise GrammarError(ErrorCode.INVALID_GRAMMAR, "a grammar with a NUL character", None, "grammar")
+    if (rules := len(_RULE.findall(text))) > MAX_RULES:
+        reason = f"a grammar of {rules} rules, more than {MAX_RULES}"
+        raise GrammarError(ErrorCode.TOO_LARGE, reason, None, "grammar")
     return text
