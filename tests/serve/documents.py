@@ -34,7 +34,7 @@ BOUNDED: Final[dict[str, dict[str, Any]]] = {
     "keys": _closed(
         **{'quo"ted': {"enum": [0]}, "läng\u00e9": {"enum": [1]}, "a/b~c": {"enum": [2]}, "": {"enum": [3]}}
     ),
-    "numbers": {"enum": [-0.5, 1e-7, 1e21, 12345678901234567890, 0]},
+    "numbers": {"enum": [-0.5, 1e-7, 1e15, 9007199254740991, 0]},
     "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
     "date": _closed(day={"type": "string", "format": "date"}),
     "reference": {
