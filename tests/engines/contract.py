@@ -83,6 +83,10 @@ def accepts(matcher: Matcher, text: str) -> bool:
     return matcher.accept(spell(text)) and matcher.accept([EOS])
 
 
+def _around(length: int) -> list[int]:
+    return [length - 1, length, length + 1]
+
+
 class EngineContract:
     backend: ClassVar[str]
     leaves_out: ClassVar[frozenset[str]] = frozenset()
@@ -126,6 +130,18 @@ class EngineContract:
         matcher = self.matcher(spec(GrammarKind.STRUCTURAL_TAG, sample.spec.text, whitespace=whitespace))
         assert [text for text in sample.valid if not accepts(matcher, text)] == []
         assert [text for text in sample.invalid if accepts(matcher, text)] == []
+
+    @pytest.mark.parametrize("letters", ["a", "é", "\n", '"\\', "a\x1f日\t\U0001f600z"])
+    @pytest.mark.parametrize(
+        ("low", "high"), [(0, 63), (0, 64), (0, 65), (1, 128), (63, 129), (65, 200), (70, 400), (130, None), (64, None)]
+    )
+    def test_length_of_a_string(self, low: int, high: int | None, letters: str) -> None:
+        """Where a backend counts in portions, at their edges and beyond."""
+        bounds = {"minLength": low} if high is None else {"minLength": low, "maxLength": high}
+        matcher = self.matcher(json_spec({"type": "string", **bounds}))
+        for length in sorted({0, 1, abs(low - 1), low, low + 1, 63, 64, 65, 127, 128, 129, *_around(high or 401)}):
+            text = json.dumps((letters * length)[:length], ensure_ascii=False)
+            assert accepts(matcher, text) == (low <= length <= (high or length)), (length, text)
 
     @given(st.lists(st.text(max_size=4), min_size=1, max_size=5), st.data())
     @WALK

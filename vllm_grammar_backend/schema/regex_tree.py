@@ -196,7 +196,9 @@ def _framed(items: tuple[Tree, ...], *, search: bool) -> Tree:
 
 
 def simplified(tree: Tree) -> Tree:
-    """Without branches that match nothing; `NOTHING` where no branch is left. Flattens nested sequences."""
+    """Without branches that match nothing; `NOTHING` where no branch is left. Nested sequences are flattened and runs
+    of one thing counted together, for a text that can be split between two runs in many ways costs a parser dearly.
+    """
     if isinstance(tree, Alt):
         items = [item for item in map(simplified, tree.items) if item != NOTHING]
         return NOTHING if not items else items[0] if len(items) == 1 else Alt(tuple(items))
@@ -212,9 +214,21 @@ def simplified(tree: Tree) -> Tree:
         for item in map(simplified, tree.items):
             if item == NOTHING:
                 return NOTHING
-            flat.extend(item.items if isinstance(item, Seq) else [item])
+            for part in item.items if isinstance(item, Seq) else (item,):
+                if flat and (run := _joined(flat[-1], part)) is not None:
+                    flat[-1] = run
+                else:
+                    flat.append(part)
         return flat[0] if len(flat) == 1 else Seq(tuple(flat))
     return tree
+
+
+def _joined(first: Tree, second: Tree) -> Repeat | None:
+    """Two repetitions of one thing, one after the other, as one; None where they are not."""
+    if not (isinstance(first, Repeat) and isinstance(second, Repeat) and first.item == second.item):
+        return None
+    high = None if first.high is None or second.high is None else first.high + second.high
+    return Repeat(first.item, first.low + second.low, high)
 
 
 def narrowed(tree: Tree, keep: Callable[[Chars], Chars]) -> Tree:
