@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+from typing import Any
 
 import pytest
 
@@ -25,13 +25,39 @@ def test_odd_texts_are_refused(backend: str, text: str) -> None:
     assert caught.value.http_status == 400
 
 
+def _link(kind: str, name: str) -> dict[str, Any]:
+    below: dict[str, Any] = {"$ref": f"#/$defs/{name}"}
+    return {
+        "plain": below,
+        "siblings": {**below, "minLength": 1},
+        "any": {"anyOf": [below, {"type": "null"}]},
+        "object": {"type": "object", "properties": {"a": below}, "required": ["a"]},
+        "array": {"type": "array", "items": below},
+    }[kind]
+
+
 @pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
-def test_a_long_chain_of_references_is_served_or_refused(backend: str) -> None:
-    links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}", "minLength": i} for i in range(1500)}
+@pytest.mark.parametrize("kind", ["plain", "siblings", "any", "object", "array"])
+@pytest.mark.parametrize("length", [100, 3000])
+def test_a_chain_of_references_is_served_or_refused(backend: str, kind: str, length: int) -> None:
+    """A long one ends the process of a library that follows it by recursion."""
+    links = {f"d{i}": _link(kind, f"d{i + 1}") for i in range(length)} | {f"d{length}": {"type": "string"}}
     spec = GrammarSpec(GrammarKind.JSON, json.dumps({"$ref": "#/$defs/d0", "$defs": links}))
-    # Anything but a GrammarError fails the test.
-    with contextlib.suppress(GrammarError):
+    if length == 100:
         assert job.build(spec, load(backend, byte_vocabulary())).nbytes > 0
+        return
+    with pytest.raises(GrammarError) as caught:
+        job.build(spec, load(backend, byte_vocabulary()))
+    assert caught.value.code is ErrorCode.TOO_COSTLY
+
+
+@pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
+@pytest.mark.parametrize("text", [r"root ::= [^\x00-\U0010FFFF]", "root ::= root", "start: start"])
+def test_a_grammar_without_any_text_is_refused(backend: str, text: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        job.build(GrammarSpec(GrammarKind.GRAMMAR, text), load(backend, byte_vocabulary()))
+    assert caught.value.code is ErrorCode.UNSATISFIABLE
+    assert caught.value.keyword == "grammar"
 
 
 @pytest.mark.parametrize(

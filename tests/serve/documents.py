@@ -35,6 +35,7 @@ BOUNDED: Final[dict[str, dict[str, Any]]] = {
         **{'quo"ted': {"enum": [0]}, "läng\u00e9": {"enum": [1]}, "a/b~c": {"enum": [2]}, "": {"enum": [3]}}
     ),
     "numbers": {"enum": [-0.5, 1e-7, 1e15, 9007199254740991, 0]},
+    "big integer": {"type": "integer", "minimum": 9007199254740000, "maximum": 9007199254740991},
     "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
     "date": _closed(day={"type": "string", "format": "date"}),
     "reference": {

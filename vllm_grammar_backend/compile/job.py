@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
@@ -19,7 +21,9 @@ def build(spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
         GrammarError: the verdict, where it is not "enforced".
     """
     try:
-        return engine.compile(prepare(spec, engine.name))
+        grammar = engine.compile(prepare(spec, engine.name))
+        _check_begin(grammar, engine, spec)
+        return grammar
     except (GrammarError, MemoryError, OSError):
         raise
     except RecursionError:
@@ -31,3 +35,15 @@ def build(spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
             raise
         logger.warning("Grammar %s: %s while it was worked on", spec.digest[:16], type(error).__name__)
         raise GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, "it cannot be worked on by this server") from None
+
+
+def _check_begin(grammar: CompiledGrammar, engine: Engine, spec: GrammarSpec) -> None:
+    """Make the first mask: a grammar without any text, or whose library gives up there, would fail its request later.
+
+    Raises:
+        GrammarError: no token can begin a text, and the empty one is none.
+    """
+    matcher = grammar.matcher(engine.vocabulary.eos_ids)
+    matcher.fill(np.empty(engine.vocabulary.row_width, dtype=np.int32))
+    if matcher.dead_ends:
+        raise GrammarError(ErrorCode.UNSATISFIABLE, "no text satisfies it", keyword=spec.kind.value)

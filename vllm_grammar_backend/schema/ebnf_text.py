@@ -93,9 +93,13 @@ def _written(tree: Tree, rules: Rules) -> str:
         if (tree.low or tree.high is not None) and _is_character(tree.item):
             return _run(tree, rules)
         # Not `{0,}`: that counts, and a rule is entered for each.
-        count = "*" if not tree.low and tree.high is None else f"{{{tree.low},{'' if tree.high is None else tree.high}}}"
+        count = (
+            "*" if not tree.low and tree.high is None else f"{{{tree.low},{'' if tree.high is None else tree.high}}}"
+        )
         return f"({_written(tree.item, rules)}){count}"
-    return "(" + " ".join(_written(item, rules) for item in tree.items) + ")" if tree != EMPTY else '""'
+    if isinstance(tree, Seq) and tree != EMPTY:
+        return "(" + " ".join(_written(item, rules) for item in tree.items) + ")"
+    return '""'
 
 
 def _is_character(text: Tree) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.schema.lowering import Lowering, declined, format_tree, trimmed
-from vllm_grammar_backend.schema.node import TYPES, Node
+from vllm_grammar_backend.schema.lowering import Lowering, check_exact, declined, format_tree, trimmed
+from vllm_grammar_backend.schema.node import NUMBER_KEYWORDS, TYPES, Node
 from vllm_grammar_backend.schema.objects import all_but, names_tree, outside
 from vllm_grammar_backend.schema.patterns import pattern_tree
 from vllm_grammar_backend.schema.regex_tree import ANY_TEXT, NOTHING, Tree, render
@@ -23,6 +23,12 @@ _LACKS: Final = (
     *("contains", "uniqueItems", "minProperties", "maxProperties"),
     *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
+_PAIRS: Final = (
+    ("minimum", "maximum", {"integer", "number"}),
+    ("minLength", "maxLength", {"string"}),
+    ("minItems", "maxItems", {"array"}),
+)
+"""Bounds that may leave nothing of the only types that a node has."""
 _ONE: Final = ("additionalProperties", "items")
 _MANY: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 
@@ -52,6 +58,7 @@ class GuidanceLowering(Lowering):
                 return None
             if good:
                 kept.append(value)
+        check_exact(kept, node, short=True)
         return Node(node.pointer, {"enum": tuple(kept)}) if kept else self._nothing(node, "enum")
 
     def _exclusive(self, node: Node) -> Node:
@@ -74,8 +81,15 @@ class GuidanceLowering(Lowering):
             if keyword in node.keywords:
                 raise declined(keyword, node)
         self._check_count(node)
+        for keyword in NUMBER_KEYWORDS & node.keywords.keys():
+            check_exact([node.keywords[keyword]], node, keyword, short=True)
+        check_exact(node.get("enum", ()), node, short=True)
         if "$ref" in node.keywords and self._reference(node).never:
             return self._nothing(node, "$ref")
+        for low, high, kinds in _PAIRS:
+            crossed = low in node.keywords and node.keywords[low] > node.get(high, node.keywords[low])
+            if crossed and kinds.issuperset(node.get("type", TYPES)):
+                return self._nothing(node, low)
         node = _stepped(node)
         out = {keyword: self._below(keyword, value, node) for keyword, value in node.keywords.items()}
         named: dict[str, Node] = out.get("properties", {})
@@ -149,9 +163,6 @@ class GuidanceLowering(Lowering):
         if "enum" in node.keywords and (listed := self._listed(node)) is not None:
             return [listed]
         return super()._typed(node)
-
-    def _check_values(self, values: list[Any], node: Node) -> None:
-        """The library keeps every value as it is written."""
 
     def _string(self, node: Node, barred: list[str]) -> Node:
         if not barred:

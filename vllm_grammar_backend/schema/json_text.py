@@ -40,6 +40,9 @@ def to_ebnf(schema: str, convert: Callable[[str], str]) -> str:
     """
     strings = _Strings()
     grammar = convert(json.dumps(strings.marked(json.loads(schema)), ensure_ascii=False))
+    for number in strings.numbers:
+        # The library writes 17 digits: 0.10000000000000001 for 0.1.
+        grammar = grammar.replace(f'"{number:.17g}"', f'"{json.dumps(number)}"')
     grammar, count = _RULE.subn(lambda found: f"{_SIGN}{found[1]}", grammar)
     lines = [line if line.startswith("basic_") else line.replace(_FREE, _PLAIN_ONLY) for line in grammar.split("\n")]
     stray = any("basic_escape" in line and not line.startswith("basic_") for line in lines)
@@ -49,10 +52,12 @@ def to_ebnf(schema: str, convert: Callable[[str], str]) -> str:
 
 
 class _Strings:
-    """The strings of one schema: marks in the schema, rules for the marks; equal strings share them."""
+    """The strings of one schema: marks in the schema, and rules for the marks, which equal strings share."""
 
     def __init__(self) -> None:
         self.rules = Rules(_SIGN)
+        self.numbers: set[float] = set()
+        """Those that an `enum` spells out."""
 
     def marked(self, schema: Any, *, name: bool = False) -> Any:
         """A copy in which every bounded or patterned string has the number of its rule for a pattern.
@@ -74,6 +79,8 @@ class _Strings:
                 out[keyword] = self.marked(value, name=keyword == "propertyNames")
             else:
                 out[keyword] = value
+                if keyword == "enum":
+                    self.numbers.update(item for item in value if isinstance(item, float) and not item.is_integer())
         if (name or schema.get("type") == "string") and not schema.keys().isdisjoint(_OF_STRINGS):
             out = {keyword: value for keyword, value in out.items() if keyword not in _OF_STRINGS}
             out["pattern"] = _MARK.format(self._rule(schema).removeprefix(_SIGN))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.schema.depth import check_descent
 from vllm_grammar_backend.schema.finite import barren
 from vllm_grammar_backend.schema.flatten import Flattener, union
 from vllm_grammar_backend.schema.formats import NAMED, PATTERNS
@@ -13,6 +15,14 @@ from vllm_grammar_backend.schema.node import OF_TYPE, TYPES, Document, Node
 from vllm_grammar_backend.schema.patterns import pattern_tree
 from vllm_grammar_backend.schema.regex_tree import Tree
 from vllm_grammar_backend.schema.values import accepts, of_type
+
+MAX_SAFE: Final = 2**53
+"""Numbers up to here are exact in the doubles that the libraries read. llguidance ends its process at -2^63."""
+
+
+_SMALLEST: Final = 1e-7
+"""Fractions from here on that have 15 digits need no power of ten past the 22 that a double holds exactly: even a
+reader that only multiplies and divides gets them right."""
 
 
 class Lowering(ABC):
@@ -36,6 +46,7 @@ class Lowering(ABC):
         """
         while True:
             lowered = self._pass()
+            check_descent(lowered)
             dead = barren(lowered)
             if lowered.root.never:
                 where, keyword = self._cause
@@ -97,8 +108,8 @@ class Lowering(ABC):
                 raise declined("enum", node, "its values cannot be checked against the keywords beside it")
             if good:
                 kept.append(value)
+        check_exact(kept, node, short=False)
         plain = [value for value in kept if not isinstance(value, (list, dict))]
-        self._check_values(plain, node)
         if not kept:
             return [self._nothing(node, "enum")]
         found = [Node(node.pointer, {"enum": tuple(plain)})] if plain else []
@@ -124,10 +135,6 @@ class Lowering(ABC):
         return self._object(flat) if kind == "object" else flat
 
     @abstractmethod
-    def _check_values(self, values: list[Any], node: Node) -> None:
-        """Decline values that the backend would not write exactly."""
-
-    @abstractmethod
     def _string(self, node: Node, barred: list[str]) -> Node:
         """A node of type string; `barred` values are excluded besides."""
 
@@ -140,6 +147,23 @@ class Lowering(ABC):
 
     @abstractmethod
     def _object(self, node: Node) -> Node: ...
+
+
+def check_exact(values: Iterable[Any], node: Node, keyword: str = "enum", *, short: bool) -> None:
+    """Decline numbers, in `values` or inside of them, that a library would round.
+
+    Args:
+        short: it reads exactly only fractions of 15 digits, not every double.
+    """
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (list, dict)):
+            stack.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, (int, float)) and abs(value) > MAX_SAFE:
+            raise declined(keyword, node, "a number past 2^53 would lose digits")
+        elif short and isinstance(value, float) and (float(f"{value:.15g}") != value or 0 < abs(value) < _SMALLEST):
+            raise declined(keyword, node, "a fraction of more than 15 digits, or below 1e-7, would be rounded")
 
 
 def format_tree(node: Node) -> Tree | None:

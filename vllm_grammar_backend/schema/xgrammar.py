@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from vllm_grammar_backend.schema.lowering import Lowering, declined, format_tree, trimmed
+from vllm_grammar_backend.schema.lowering import MAX_SAFE, Lowering, declined, format_tree, trimmed
 from vllm_grammar_backend.schema.node import Node
 from vllm_grammar_backend.schema.objects import all_but, names_tree
 from vllm_grammar_backend.schema.patterns import pattern_tree
@@ -17,20 +17,15 @@ from vllm_grammar_backend.schema.regex_match import matches
 from vllm_grammar_backend.schema.regex_tree import ANY_TEXT, NOTHING, Alt, Tree, render, with_lengths
 from vllm_grammar_backend.schema.values import accepts
 
-MAX_SAFE: Final = 2**53
-"""Integers the library keeps exact in `enum`."""
 MAX_NAME: Final = 512
 """Characters of a property name where others may stand beside it: telling them apart costs the library a rule for each
 character, about 4 s for 2,000, and its stack for 20,000."""
 MAX_BOUND: Final = 10**15
-"""Bounds of numbers it keeps exact; it writes at most 6 digits after the point where there is a bound."""
+"""Bounds of fractions it keeps exact; it writes at most 6 digits after the point where there is a bound. Those of
+integers are as exact as `MAX_SAFE`."""
 
 
 class XgrammarLowering(Lowering):
-    def _check_values(self, values: list[Any], node: Node) -> None:
-        if any(isinstance(value, (int, float)) and abs(value) > MAX_SAFE for value in values):
-            raise declined("enum", node, "a number past 2^53 would lose digits")
-
     def _string(self, node: Node, barred: list[str]) -> Node:
         """One expression for everything; plain lengths stay lengths."""
         tree = format_tree(node)
@@ -65,7 +60,8 @@ class XgrammarLowering(Lowering):
         if low and high and (low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))):
             return self._nothing(node, "minimum" if "minimum" in node.keywords else "exclusiveMinimum")
         for bound in (low, high):
-            if bound and (abs(bound[0]) > MAX_BOUND or round(bound[0], 6) != bound[0]):
+            limit = MAX_SAFE if integer else MAX_BOUND
+            if bound and (abs(bound[0]) > limit or (not integer and round(bound[0], 6) != bound[0])):
                 keyword = "minimum" if bound is low else "maximum"
                 raise declined(keyword, node, "this bound has too many digits to be enforced")
         out: dict[str, Any] = {"type": ("integer",) if integer else ("number",)}
