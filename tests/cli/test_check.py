@@ -110,3 +110,11 @@ def test_help_shows_examples() -> None:
     helped = run("--help")
     assert helped.exit_code == 0
     assert "vllm-grammar check order.json invoice.json --backend guidance" in helped.stdout
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(schemas: Path) -> None:
+    good, missing = str(schemas / "good.json"), str(schemas / "missing.json")
+    done = run(missing, good, "--backend", "guidance")
+    assert done.exit_code == 2
+    assert f"{missing} cannot be read" in done.stderr
+    assert done.stdout.startswith(f"enforced  {good}")

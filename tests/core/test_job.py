@@ -38,7 +38,7 @@ def _link(kind: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
 @pytest.mark.parametrize("kind", ["plain", "siblings", "any", "object", "array"])
-@pytest.mark.parametrize("length", [100, 3000])
+@pytest.mark.parametrize("length", [100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_chain_of_references_is_served_or_refused(backend: str, kind: str, length: int) -> None:
     """A long one ends the process of a library that follows it by recursion."""
     links = {f"d{i}": _link(kind, f"d{i + 1}") for i in range(length)} | {f"d{length}": {"type": "string"}}

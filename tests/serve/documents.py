@@ -73,11 +73,13 @@ TAG: Final = json.dumps(
         },
     }
 )
+TRIGGER: Final = "<"
+"""One byte, which is one token of every vocabulary here: a bias can bring it about for certain."""
 LEGACY_TAG: Final = json.dumps(
     {
         "type": "structural_tag",
-        "structures": [{"begin": "<f>", "schema": BOUNDED["person"], "end": "</f>"}],
-        "triggers": ["<f>"],
+        "structures": [{"begin": TRIGGER, "schema": BOUNDED["person"], "end": "</f>"}],
+        "triggers": [TRIGGER],
     }
 )
 

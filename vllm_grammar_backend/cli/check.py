@@ -46,7 +46,9 @@ Examples:
 def check(
     files: tuple[str, ...], backend: str, kind: str, tokenizer: str | None, grammar_config: str | None, *, as_json: bool
 ) -> None:
-    """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined."""
+    """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined, 2 if any cannot
+    be read.
+    """
     try:
         found = settings.load(grammar_config)
         engine, version = _engine(
@@ -54,14 +56,16 @@ def check(
         )
     except StartupError as error:
         raise click.ClickException(str(error)) from None
+    texts = {file: _read(file) for file in files}
+    known = {file: text for file, text in texts.items() if text is not None}
     declined = False
-    for file, verdict in _verdicts(files, GrammarKind(kind), engine, found):
+    for file, verdict in _verdicts(known, GrammarKind(kind), engine, found):
         declined |= verdict["verdict"] == "declined"
         if as_json:
             click.echo(json.dumps({"file": file, "backend": backend, "version": version, **verdict}))
         else:
             click.echo(_line(file, verdict))
-    sys.exit(1 if declined else 0)
+    sys.exit(2 if len(known) < len(texts) else 1 if declined else 0)
 
 
 def _engine(backend: str, specifier: str, vocabulary: Vocabulary) -> tuple[Engine, str]:
@@ -71,13 +75,12 @@ def _engine(backend: str, specifier: str, vocabulary: Vocabulary) -> tuple[Engin
 
 
 def _verdicts(
-    files: tuple[str, ...], kind: GrammarKind, engine: Engine, found: Settings
+    texts: dict[str, str], kind: GrammarKind, engine: Engine, found: Settings
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     options = GrammarOptions(found.whitespace, found.formats)
-    for file in files:
-        text = _read(file)
+    for file, text in texts.items():
         if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
-            text = text.removesuffix("\n")
+            text = text.removesuffix("\n")  # noqa: PLW2901 - the line's end is the editor's
         spec: GrammarSpec | None = None
         try:
             spec = admission.admit(kind, text, options, found.limits)
@@ -89,11 +92,13 @@ def _verdicts(
         yield file, {**outcome, "digest": spec.digest if spec else None}
 
 
-def _read(file: str) -> str:
+def _read(file: str) -> str | None:
+    """The text of a file; None, and a line on standard error, where it cannot be read."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{file} cannot be read: {error}") from None
+        click.echo(f"{file} cannot be read: {error}", err=True)
+        return None
 
 
 def _line(file: str, verdict: dict[str, Any]) -> str:
