@@ -143,6 +143,16 @@ class EngineContract:
             text = json.dumps((letters * length)[:length], ensure_ascii=False)
             assert accepts(matcher, text) == (low <= length <= (high or length)), (length, text)
 
+    @pytest.mark.parametrize("gap", ['{%s"x": 1}', '{"x"%s: 1}', '{"x":%s1}', '{"x": 1%s}'])
+    @pytest.mark.parametrize(("whitespace", "served"), [(Whitespace.BOUNDED, False), (Whitespace.FLEXIBLE, True)])
+    def test_whitespace_in_a_tag(self, gap: str, whitespace: Whitespace, *, served: bool) -> None:
+        schema = {"type": "object", "properties": {"x": {"enum": [1]}}, "required": ["x"]}
+        tag = {"type": "tag", "begin": "<t>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</t>"}
+        text = json.dumps({"type": "structural_tag", "format": tag})
+        matcher = self.matcher(spec(GrammarKind.STRUCTURAL_TAG, text, whitespace=whitespace))
+        assert accepts(matcher, f"<t>{gap % ''}</t>")
+        assert accepts(matcher, f"<t>{gap % (' ' * 300)}</t>") is served
+
     @given(st.lists(st.text(max_size=4), min_size=1, max_size=5), st.data())
     @WALK
     def test_choice_against_its_strings(self, strings: list[str], data: st.DataObject) -> None:

@@ -144,10 +144,11 @@ def test_a_client_that_leaves_while_its_schema_is_compiled_harms_nobody(served: 
     schema = {"enum": [f"value number {index:08}" for index in range(9_000)]}
     content = json.dumps(body_for("chat", json_schema=schema, max_tokens=40)).encode()
     headers = {"Content-Type": "application/json"}
+    leaving = httpx.Timeout(30, read=0.05)
     with neighbour(served) as wrong:
         for _ in range(4):
             with served.server.connect() as client, pytest.raises(httpx.ReadTimeout):
-                client.post("/v1/chat/completions", content=content, headers=headers, timeout=0.05)
+                client.post("/v1/chat/completions", content=content, headers=headers, timeout=leaving)
         choice = ask(served.server.client, "chat", json_schema=schema, max_tokens=40).only
     assert wrong == []
     served.judge.check_json(schema, choice)

@@ -58,13 +58,13 @@ class XgrammarEngine(Engine):
 
 
 def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
-    return compiler.compile_grammar(_schema_ebnf(spec.text, spec.options.whitespace))
+    return compiler.compile_grammar(_schema_ebnf(spec.text, _WHITESPACE[spec.options.whitespace]))
 
 
-def _schema_ebnf(schema: str, whitespace: Whitespace) -> str:
+def _schema_ebnf(schema: str, whitespace: dict[str, Any]) -> str:
     """The library's grammar for a schema, with exact strings: see `to_ebnf`."""
     # `strict_mode` would close every object and array that the schema leaves open.
-    options: dict[str, Any] = {"strict_mode": False, **_WHITESPACE[whitespace]}
+    options: dict[str, Any] = {"strict_mode": False, **whitespace}
     return to_ebnf(schema, lambda text: str(xgr.Grammar.from_json_schema(text, **options)))
 
 
@@ -86,9 +86,13 @@ def _grammar(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGr
 
 
 def _structural_tag(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
+    whitespace = _WHITESPACE[spec.options.whitespace]
+    if spec.options.whitespace is Whitespace.BOUNDED:
+        whitespace = {**whitespace, "max_whitespace_cnt": TAG_RUN}
+
     def open_schema(schema: object) -> str:
         try:
-            return _schema_ebnf(json.dumps(schema), spec.options.whitespace)
+            return _schema_ebnf(json.dumps(schema), whitespace)
         except RuntimeError as error:
             raise explain(str(error), GrammarKind.JSON) from None
 
