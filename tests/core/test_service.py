@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future, wait
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.cache.memory import ENTRY_FLOOR, GrammarCache
+from vllm_grammar_backend.compile.pool import NICENESS
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, StartupError
 from vllm_grammar_backend.gate import answer
@@ -49,6 +51,15 @@ def test_a_hit_is_known_at_once(service: GrammarService) -> None:
     assert service.lookup(wanted) == first
     assert service.ensure(wanted).done()
     assert count(service, "builds") == 1
+
+
+def test_compiling_gives_way_to_everything_else(service: GrammarService) -> None:
+    before = {thread.native_id for thread in threading.enumerate()}
+    service.ensure(spec({"const": "anything"})).result(60)
+    started = [thread.native_id for thread in threading.enumerate() if thread.native_id not in before]
+    assert started
+    assert {os.getpriority(os.PRIO_PROCESS, thread or 0) for thread in started} == {NICENESS}
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < NICENESS
 
 
 def test_a_refusal_is_a_value_and_is_remembered(service: GrammarService) -> None:
