@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from cachetools import LRUCache
 from jsonschema.validators import validator_for
 
 from tests.serve.client import Choice
 from vllm_grammar_backend import admission, engines
 from vllm_grammar_backend.compile.job import build
-from vllm_grammar_backend.engines.base import Matcher
+from vllm_grammar_backend.engines.base import CompiledGrammar, Matcher
 from vllm_grammar_backend.engines.vocabulary import end_ids, from_tokenizer
-from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions
+from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
 from vllm_grammar_backend.settings import Limits
 
 
@@ -29,12 +30,15 @@ class Judge:
         generation = json.loads((model / "generation_config.json").read_text())
         self.vocabulary = from_tokenizer(tokenizer, len(tokenizer), end_ids(generation))
         self.engine = engines.load(backend, self.vocabulary)
+        self._grammars: LRUCache[GrammarSpec, CompiledGrammar] = LRUCache(64)
         self._byte_ids = {text[0]: i for i, text in enumerate(self.vocabulary.texts) if len(text) == 1}
 
     def matcher(self, kind: str, value: object, stops: Sequence[int] = ()) -> Matcher:
         """A matcher as the server would make it. Raises GrammarError where the server would refuse."""
         spec = admission.admit(GrammarKind(kind), value, GrammarOptions(), Limits())
-        return build(spec, self.engine).matcher({*self.vocabulary.eos_ids, *stops})
+        if spec not in self._grammars:
+            self._grammars[spec] = build(spec, self.engine)
+        return self._grammars[spec].matcher({*self.vocabulary.eos_ids, *stops})
 
     def byte_ids(self, text: str) -> list[int]:
         """`text` as single-byte tokens."""
