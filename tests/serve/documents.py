@@ -48,6 +48,9 @@ BOUNDED: Final[dict[str, dict[str, Any]]] = {
 }
 """Name -> JSON Schema, each with a longest document."""
 
+ENOUGH: Final = 1500
+"""Tokens for each of these, if every gap that may hold whitespace is filled to the bound a character at a time."""
+
 OPEN: Final[dict[str, dict[str, Any]]] = {
     "object": {"type": "object"},
     "text": _closed(text={"type": "string"}),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve.client import ENDPOINTS, Answer, Endpoint, ask, body_for, send
 from tests.serve.conftest import Served
-from tests.serve.documents import BOUNDED, KINDS, LEGACY_TAG, OPEN, TRIGGER
+from tests.serve.documents import BOUNDED, ENOUGH, KINDS, LEGACY_TAG, OPEN, TRIGGER
 from tests.serve.judge import validate
 
 pytestmark = pytest.mark.server
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.server
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_schema_with_a_longest_document_is_always_finished(served: Served, name: str) -> None:
     schema = BOUNDED[name]
-    choice = ask(served.server.client, "chat", json_schema=schema, temperature=1.5, seed=1, max_tokens=250).only
+    choice = ask(served.server.client, "chat", json_schema=schema, temperature=1.5, seed=1, max_tokens=ENOUGH).only
     assert choice.finish == "stop"
     served.judge.check_json(schema, choice)
 
@@ -34,7 +34,7 @@ def test_an_open_schema_is_never_left(served: Served, name: str) -> None:
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("name", ["person", "keys", "scripts"])
 def test_every_endpoint_takes_a_response_format(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
-    choice = ask(served.server.client, endpoint, json_schema=BOUNDED[name], stream=stream, max_tokens=250).only
+    choice = ask(served.server.client, endpoint, json_schema=BOUNDED[name], stream=stream, max_tokens=ENOUGH).only
     assert choice.finish == "stop"
     served.judge.check_json(BOUNDED[name], choice)
 
@@ -44,7 +44,7 @@ def test_every_endpoint_takes_a_response_format(served: Served, name: str, endpo
 @pytest.mark.parametrize("name", KINDS)
 def test_every_endpoint_takes_every_kind(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
     kind, value = KINDS[name]
-    fields = {"structured_outputs": {kind: value}, "temperature": 1.5, "max_tokens": 250}
+    fields = {"structured_outputs": {kind: value}, "temperature": 1.5, "max_tokens": ENOUGH}
     choice = ask(served.server.client, endpoint, stream=stream, **fields).only
     assert choice.finish == "stop"
     served.judge.check(kind, value, choice)
@@ -55,7 +55,7 @@ def test_every_endpoint_takes_every_kind(served: Served, name: str, endpoint: En
 @pytest.mark.parametrize("strict", [True, False, None])
 def test_strict_or_not_the_schema_is_enforced(served: Served, strict: bool | None) -> None:
     given = {"name": "answer", "strict": strict, "schema": BOUNDED["person"], "description": "a person"}
-    body = body_for("chat", max_tokens=250, response_format={"type": "json_schema", "json_schema": given})
+    body = body_for("chat", max_tokens=ENOUGH, response_format={"type": "json_schema", "json_schema": given})
     validate(BOUNDED["person"], send(served.server.client, "chat", body).only.text)
 
 
@@ -90,7 +90,7 @@ def test_several_answers_to_one_request_do_not_share_a_matcher(
 ) -> None:
     schema = BOUNDED["person"]
     answer = ask(
-        served.server.client, endpoint, json_schema=schema, stream=stream, n=4, temperature=1.5, max_tokens=250
+        served.server.client, endpoint, json_schema=schema, stream=stream, n=4, temperature=1.5, max_tokens=ENOUGH
     )
     assert len(answer.choices) == 4, answer.body
     for choice in answer.choices:
@@ -105,7 +105,7 @@ def test_sixteen_at_once_over_twelve_schemas(served: Served) -> None:
 
     def one(index: int) -> Answer:
         endpoint = ENDPOINTS[index % 3]
-        return ask(served.server.client, endpoint, json_schema=work[index], stream=index % 2 == 0, max_tokens=250)
+        return ask(served.server.client, endpoint, json_schema=work[index], stream=index % 2 == 0, max_tokens=ENOUGH)
 
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(one, range(16)))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.serve.client import ask
 from tests.serve.conftest import Served
-from tests.serve.documents import BOUNDED, KINDS
+from tests.serve.documents import BOUNDED, ENOUGH, KINDS
 
 pytestmark = pytest.mark.server
 MODELS = ("noise",)
@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_answers_stay_right_under(served: Served, option: str) -> None:
     for name in ("person", "either"):
         schema = BOUNDED[name]
-        fields = {"max_tokens": 250, **OPTIONS[option]}
+        fields = {"max_tokens": ENOUGH, **OPTIONS[option]}
         choice = ask(served.server.client, "completions", json_schema=schema, **fields).only
         assert choice.finish == "stop"
         served.judge.check_json(schema, choice)
@@ -150,7 +150,7 @@ def test_a_stop_token_that_leaves_no_token_ends_the_answer_and_is_named(served: 
 
 
 def test_the_same_seed_gives_the_same_answer(served: Served) -> None:
-    fields: dict[str, Any] = {"json_schema": BOUNDED["person"], "temperature": 2, "max_tokens": 250}
+    fields: dict[str, Any] = {"json_schema": BOUNDED["person"], "temperature": 2, "max_tokens": ENOUGH}
     first, again = (ask(served.server.client, "completions", seed=11, **fields).only for _ in range(2))
     assert first == again
     others = {ask(served.server.client, "completions", seed=seed, **fields).only.text for seed in range(4)}
