@@ -155,7 +155,9 @@ def _ends_in_one_byte(tokenizer: Any) -> Callable[[str], bool]:
     def check(word: str) -> bool:
         for text in (word.lstrip(), " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and len(tokenizer.decode(ids[-1:]).encode()) <= 1:
+            # A token that is a part of a character reads as U+FFFD.
+            last = tokenizer.decode(ids[-1:]) if ids else "  "
+            if len(last.encode()) <= 1 or "\ufffd" in last:
                 return True
         return False
 

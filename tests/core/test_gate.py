@@ -106,6 +106,7 @@ def test_the_reserved_key_is_refused() -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"bad_words": ["fine", "x"]}, "bad_words"),
         ({"bad_words": ["no!"]}, "bad_words"),
+        ({"bad_words": ["\ufffd"]}, "bad_words"),
         ({"bad_words": ["fine"]}, None),
         ({"bad_words": []}, None),
     ],

@@ -357,6 +357,11 @@ MALFORMED: list[tuple[GrammarSpec, str]] = [
         spec(GrammarKind.GRAMMAR, 'start: %json {"x-guidance": {"lenient": true}, "not": {"const": "s3cret"}}'),
         "unsupported_kind",
     ),
+    (spec(GrammarKind.GRAMMAR, 'start: %json {"const": -9223372036854775808}'), "unsupported_kind"),
+    (
+        spec(GrammarKind.GRAMMAR, r'start: %json {"x-\u0067uidance": {"lenient": true}, "uniqueItems": true}'),
+        "unsupported_kind",
+    ),
     (spec(GrammarKind.STRUCTURAL_TAG, json.dumps(_BAD_TAG)), "invalid_grammar"),
     (spec(GrammarKind.STRUCTURAL_TAG, json.dumps(_BAD_TRIGGER)), "invalid_grammar"),
     (spec(GrammarKind.STRUCTURAL_TAG, '{"s3cret": 1}'), "invalid_grammar"),

@@ -72,9 +72,7 @@ class GuidanceEngine(Engine):
 def _grammar(spec: GrammarSpec) -> str:
     if ebnf.is_ebnf(spec.text):
         return ebnf.to_lark(spec.text)
-    if "x-guidance" in spec.text:
-        # Options of the library inside of an inline schema; they can switch its checks off.
-        raise GrammarError(ErrorCode.UNSUPPORTED_KIND, "library options in a grammar are not served", None, "grammar")
+    lark.refuse_inline_schema(spec.text)
     return lark.verbatim(spec.text)
 
 

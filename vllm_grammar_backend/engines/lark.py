@@ -29,6 +29,19 @@ def check_encodable(text: str) -> None:
         raise GrammarError(ErrorCode.INVALID_GRAMMAR, "it holds a lone surrogate") from None
 
 
+def refuse_inline_schema(text: str) -> None:
+    """Raise a `GrammarError` for a JSON Schema inside of a Lark grammar: nobody has vetted it, so a library would drop
+    what it does not know of it, obey options in it that switch checks off, or die of it.
+    """
+    if "%json" in text:
+        raise GrammarError(
+            ErrorCode.UNSUPPORTED_KIND,
+            "a JSON Schema inside of a grammar is not served",
+            keyword="grammar",
+            hint="A structural tag holds text and schemas.",
+        )
+
+
 def literal(text: str) -> str:
     """A Lark string literal. ASCII only, since the library's lexer stumbles over some characters.
 

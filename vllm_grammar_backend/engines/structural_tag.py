@@ -96,7 +96,7 @@ def to_xgrammar(tag: object, open_schema: OpenSchema) -> str:
 def _lower(node: Format, where: str, open_schema: OpenSchema) -> Format:
     name = kind_of(node, where)
     if name == "json_schema" and node.get("style", "json") == "json":
-        refuse_options("xgrammar", node, where, ("any_order", "excludes"))
+        refuse_options("xgrammar", node, where, ("any_order", "excludes", "max_whitespace_cnt"))
         return {"type": "grammar", "grammar": open_schema(schema_of(node, where))}
     lowered = dict(node)
     if name in _ONE_CHILD:

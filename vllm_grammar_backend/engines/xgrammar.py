@@ -79,9 +79,7 @@ def _choice(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGra
 def _grammar(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
     if ebnf.is_ebnf(spec.text):
         return compiler.compile_grammar(spec.text)
-    if "%json" in spec.text:
-        # A schema in there has not been vetted, and the library drops what it does not know.
-        raise GrammarError(ErrorCode.UNSUPPORTED_KIND, "xgrammar serves no inline schema in Lark", None, "grammar")
+    lark.refuse_inline_schema(spec.text)
     return compiler.compile_lark(spec.text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -70,38 +71,35 @@ def _admit_after(original: Function) -> Function:
     return render
 
 
-def _parameters(signature: inspect.Signature, *args: Any, **kwargs: Any) -> SamplingParams | None:
-    params = signature.bind(*args, **kwargs).arguments["params"]
-    return params if isinstance(params, SamplingParams) and params.structured_outputs is not None else None
+class _Call:
+    """One call of `add_request`. The parameters are the caller's, who may send them again: a ticket goes in a copy."""
 
+    def __init__(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> None:
+        self.bound = signature.bind(*args, **kwargs)
+        self.params = self.bound.arguments["params"]
 
-@contextmanager
-def _carrying(params: SamplingParams, admitted: Ticket) -> Iterator[None]:
-    """The ticket in the parameters for the length of one call: they are the caller's, to change and use again."""
-    before = params.extra_args
-    params.extra_args = {**(before or {}), pin.KEY: admitted}
-    try:
-        yield
-    finally:
-        params.extra_args = before
+    def constrained(self) -> bool:
+        return isinstance(self.params, SamplingParams) and self.params.structured_outputs is not None
+
+    def carry(self, admitted: Ticket) -> None:
+        self.bound.arguments["params"] = carrier = copy.copy(self.params)
+        carrier.extra_args = {**(self.params.extra_args or {}), pin.KEY: admitted}
 
 
 def _admit_before_async(original: Function) -> Function:
     signature = inspect.signature(original)
 
     async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gate = gate_of(self)
-        params = _parameters(signature, self, *args, **kwargs) if gate else None
-        if gate is None or params is None:
-            return await original(self, *args, **kwargs)
-        with vllm_errors():
-            admitted = Ticket.of(params.extra_args)
-            if admitted is None:
-                check_companions(params)
-                admitted = await gate.issue_async(params.structured_outputs)
-                await gate.vouch(admitted, self.engine_core)
-        with _carrying(params, admitted):
-            return await original(self, *args, **kwargs)
+        gate, call = gate_of(self), _Call(signature, self, *args, **kwargs)
+        if gate is not None and call.constrained():
+            with vllm_errors():
+                admitted = Ticket.of(call.params.extra_args)
+                if admitted is None:
+                    check_companions(call.params)
+                    admitted = await gate.issue_async(call.params.structured_outputs)
+                    await gate.vouch(admitted, self.engine_core)
+            call.carry(admitted)
+        return await original(*call.bound.args, **call.bound.kwargs)
 
     return add_request
 
@@ -110,16 +108,14 @@ def _admit_before(original: Function) -> Function:
     signature = inspect.signature(original)
 
     def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gate = gate_of(self)
-        params = _parameters(signature, self, *args, **kwargs) if gate else None
-        if gate is None or params is None:
-            return original(self, *args, **kwargs)
-        with vllm_errors():
-            check_companions(params)
-            admitted = gate.issue(params.structured_outputs)
-            gate.vouch_blocking(admitted, self.engine_core)
-        with _carrying(params, admitted):
-            return original(self, *args, **kwargs)
+        gate, call = gate_of(self), _Call(signature, self, *args, **kwargs)
+        if gate is not None and call.constrained():
+            with vllm_errors():
+                check_companions(call.params)
+                admitted = gate.issue(call.params.structured_outputs)
+                gate.vouch_blocking(admitted, self.engine_core)
+            call.carry(admitted)
+        return original(*call.bound.args, **call.bound.kwargs)
 
     return add_request
 

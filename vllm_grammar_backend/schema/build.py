@@ -112,12 +112,13 @@ class _Builder:
         elif keyword in ("type", "enum", "const"):
             self._values(keyword, value, out)
         elif keyword in ("allOf", "anyOf", "oneOf"):
-            out[keyword] = tuple(self._below(place, keyword, i, schema=item) for i, item in enumerate(value))
-        elif keyword in ("properties", "patternProperties", "dependentSchemas"):
+            below = tuple(self._below(place, keyword, i, schema=item) for i, item in enumerate(value))
+            out[keyword] = (*out.get("allOf", ()), *below) if keyword == "allOf" else below
+        elif keyword in ("properties", "patternProperties"):
             out[keyword] = {name: self._below(place, keyword, name, schema=item) for name, item in value.items()}
         elif keyword in ("not", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems"):
             out[keyword] = self._below(place, keyword, schema=value)
-        elif keyword in ("dependentRequired", "dependencies"):
+        elif keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             self._dependencies(keyword, value, place, out)
         else:
             self._conditions(keyword, value, place, out)
@@ -152,14 +153,20 @@ class _Builder:
             out["items"] = self._below(place, keyword, schema=value)
 
     def _dependencies(self, keyword: str, value: dict[str, Any], place: Place, out: dict[str, Any]) -> None:
-        """Split `dependencies` in two. Newer drafts dropped it, but nobody writes it to assert nothing."""
+        """Split `dependencies` in two. Newer drafts dropped it, but nobody writes it to assert nothing. What is said of
+        a name in several of these keywords holds together.
+        """
+        required, schemas = dict(out.get("dependentRequired", {})), dict(out.get("dependentSchemas", {}))
         for name, item in value.items():
             if isinstance(item, list):
-                if item:
-                    out["dependentRequired"] = {**out.get("dependentRequired", {}), name: item}
-            else:
-                node = self._below(place, keyword, name, schema=item)
-                out["dependentSchemas"] = {**out.get("dependentSchemas", {}), name: node}
+                required[name] = list(dict.fromkeys([*required.get(name, ()), *item]))
+                continue
+            node = self._below(place, keyword, name, schema=item)
+            schemas[name] = Node(node.pointer, {"allOf": (schemas[name], node)}) if name in schemas else node
+        if required := {name: item for name, item in required.items() if item}:
+            out["dependentRequired"] = required
+        if schemas:
+            out["dependentSchemas"] = schemas
 
     def _numbers(self, out: dict[str, Any]) -> None:
         if self._draft is not Draft.D4:

@@ -31,6 +31,8 @@ MAX_COUNT: Final = 1_000_000
 
 _COUNTS: Final = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}", re.ASCII)
 _NAME: Final = re.compile(r"[^\W\d]\w*>")
+_LOW: Final = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+"""The second half of a surrogate pair."""
 _BRACED: Final = re.compile(r"([0-9A-Fa-f]{1,6})\}")
 _DIGIT: Final = ((0x30, 0x39),)
 _WORD: Final = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -273,8 +275,9 @@ class _Reader:
                 return self._scalar(int(found[1], 16))
             raise InvalidRegexError("a malformed escape")
         if c == "u" and (code := self._hex(4)) is not None:
-            if 0xD800 <= code < 0xDC00 and self._take("\\u") and (low := self._hex(4)) is not None:
-                return self._scalar(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
+            if 0xD800 <= code < 0xDC00 and (found := _LOW.match(self._text, self._at)):
+                self._at = found.end()
+                return _one(0x10000 + ((code - 0xD800) << 10) + (int(found[1], 16) - 0xDC00))
             return self._scalar(code)
         if c.isascii() and c.isalnum():
             raise InvalidRegexError("an unknown escape")

@@ -45,6 +45,8 @@ def merge(first: Node, second: Node) -> Node:
             _combine(keyword, value, out, first.pointer)
         else:
             out[keyword] = value
+    if "contains" in first.keywords and "contains" in second.keywords:
+        out["minContains"] = max(first.get("minContains", 1), second.get("minContains", 1))
     _objects(first, second, out)
     _arrays(first, second, out)
     if out.get("type") == () or out.get("enum") == ():

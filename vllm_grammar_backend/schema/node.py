@@ -64,13 +64,20 @@ OF_TYPE: Final = {
 """The keywords that say something about values of each type."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    pointer: str = field(compare=False)
+    """Equal to another where both say the same; where they were written makes no difference."""
+
+    pointer: str
     """RFC 6901 pointer into the schema as it was sent."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
     never: bool = False
     """True for the schema `false`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.never == other.never and _same(self.keywords, other.keywords)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def get(self, keyword: str, default: Any = None) -> Any:
         return self.keywords.get(keyword, default)
@@ -89,6 +96,17 @@ class Node:
     @property
     def anything(self) -> bool:
         return not self.never and not self.keywords
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Equality that does not take true for 1, as Python's would."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same(value, second[key]) for key, value in first.items())
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)
 
 
 @dataclass(slots=True)
