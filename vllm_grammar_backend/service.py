@@ -113,8 +113,10 @@ class GrammarService:
             self._counts.builds += 1
         try:
             self._pool.submit(spec).add_done_callback(lambda job: self._settle(key, job, outcome))
-        except RuntimeError:
-            self._finish(key, GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"), outcome)
+        except RuntimeError as error:
+            # Shutting down, or no thread to be had.
+            logger.warning("Grammar %s cannot be worked on now: %s", spec.digest[:16], error)
+            self._finish(key, GrammarError(ErrorCode.UNAVAILABLE, "it cannot be worked on now"), outcome)
         return outcome
 
     def deliver(self, spec: GrammarSpec, make: Callable[[Ready], T], *, wait: bool) -> T | Future[T]:

@@ -226,3 +226,21 @@ def test_a_grammar_of_thousands_of_rules_is_refused_first(line: str) -> None:
     with pytest.raises(GrammarError) as caught:
         prepare(GrammarSpec(GrammarKind.GRAMMAR, text(1001)), "guidance")
     assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "reference", ["#/%ff", "#/allOf/0000000001", "#/allOf/01", "#/allOf/99999999999", "#/allOf/-1"]
+)
+def test_a_reference_that_leads_nowhere_has_a_place(backend: str, reference: str) -> None:
+    found = refusal({"allOf": [{"type": "null"}], "$ref": reference}, backend)
+    assert (found.code, found.pointer, found.keyword) == (INVALID, "/$ref", "$ref")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_grammar_inside_of_a_tag_has_the_bounds_of_one_alone(backend: str) -> None:
+    rules = "".join(f'r{i} ::= "a"\n' for i in range(2_000))
+    tag = {"format": {"type": "sequence", "elements": [{"type": "grammar", "grammar": f"root ::= r0\n{rules}"}]}}
+    with pytest.raises(GrammarError) as caught:
+        prepare(spec_of(tag, GrammarKind.STRUCTURAL_TAG), backend)
+    assert (caught.value.code, caught.value.pointer) == (ErrorCode.TOO_LARGE, "/format/elements/0/grammar")

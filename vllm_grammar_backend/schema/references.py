@@ -13,6 +13,8 @@ from vllm_grammar_backend.schema.metaschema import Draft, check
 
 _DATA: Final = frozenset({"enum", "const", "default", "examples", "example", "$vocabulary", "required", "type"})
 """Keywords whose value is data: what looks like a schema in there is none."""
+_INDEX: Final = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+"""Of an item in an array, as RFC 6901 has it."""
 _ANCHOR: Final = re.compile(r"[A-Za-z_][-A-Za-z0-9._]*\Z")
 
 
@@ -83,12 +85,12 @@ class References:
             uri, fragment = urldefrag(
                 urljoin(origin.base, reference) if reference[:1] != "#" else origin.base + reference
             )
+            fragment = unquote(fragment, errors="strict") if "%" in fragment else fragment
         except ValueError:
             raise GrammarError(ErrorCode.INVALID_SCHEMA, "is not a URI reference", where, "$ref") from None
         resource = self._resources.get(uri)
         if resource is None:
             raise _remote(reference, where)
-        fragment = unquote(fragment, errors="strict") if "%" in fragment else fragment
         if fragment and not fragment.startswith("/"):
             return self._anchored(resource.base, fragment, where)
         return self._pointed(resource, fragment, where)
@@ -140,7 +142,7 @@ def _base(schema: Any, base: str, draft: Draft) -> str:
 def _step(value: Any, token: str) -> str | int | None:
     if isinstance(value, dict):
         return token if token in value else None
-    if isinstance(value, list) and token.isascii() and token.isdigit() and int(token[:9]) < len(value):
+    if isinstance(value, list) and _INDEX.fullmatch(token) and int(token) < len(value):
         return int(token)
     return None
 

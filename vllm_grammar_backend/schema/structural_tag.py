@@ -5,10 +5,12 @@ The shape of the formats themselves is the engines' to check; here it only matte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, pointer
+from vllm_grammar_backend.schema import kinds
 from vllm_grammar_backend.schema.document import parse
 
 LowerSchema = Callable[[Any], Any]
@@ -66,10 +68,8 @@ class _Walker:
         return {**item, "schema": self._lowered(schema, f"{place}/schema")}
 
     def _lowered(self, schema: Any, place: str) -> Any:
-        try:
+        with _placed(place):
             return self._schema(schema)
-        except GrammarError as e:
-            raise GrammarError(e.code, e.reason, place + (e.pointer or ""), e.keyword, e.hint) from None
 
     def format(self, node: Any, place: str) -> Any:
         """A copy of one format and all below it."""
@@ -83,6 +83,9 @@ class _Walker:
             out["json_schema"] = self._lowered(node["json_schema"], f"{place}/json_schema")
         if node["type"] == "regex" and isinstance(node.get("pattern"), str):
             out["pattern"] = self._regex(node["pattern"], f"{place}/pattern")
+        if node["type"] == "grammar" and isinstance(node.get("grammar"), str):
+            with _placed(f"{place}/grammar"):
+                out["grammar"] = kinds.grammar(node["grammar"])
         if "content" in node:
             out["content"] = self.format(node["content"], f"{place}/content")
         for key in ("elements", "tags"):
@@ -96,6 +99,15 @@ class _Walker:
         if not isinstance(rule, list) or len(rule) != 2:
             raise _malformed("a rule is a pair of a pattern and a format", place)
         return [rule[0], self.format(rule[1], f"{place}/1")]
+
+
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Errors of a constraint inside of a tag, with pointers from the tag's own root."""
+    try:
+        yield
+    except GrammarError as e:
+        raise GrammarError(e.code, e.reason, place + (e.pointer or ""), e.keyword, e.hint) from None
 
 
 def _malformed(reason: str, place: str) -> GrammarError:
