@@ -148,8 +148,7 @@ def test_a_client_that_leaves_while_its_schema_is_compiled_harms_nobody(served: 
     with neighbour(served) as wrong:
         for _ in range(4):
             with served.server.connect() as client, pytest.raises(httpx.ReadTimeout):
-                early = client.post("/v1/chat/completions", content=content, headers=headers, timeout=leaving)
-                pytest.fail(f"answered before the client left: {early.status_code} {early.text[:500]}")
+                client.post("/v1/chat/completions", content=content, headers=headers, timeout=leaving)
         choice = ask(served.server.client, "chat", json_schema=schema, max_tokens=40).only
     assert wrong == []
     served.judge.check_json(schema, choice)
