@@ -127,9 +127,9 @@ class GrammarService:
             make: called once, on a thread of this service on a miss.
             wait: do not return before it is settled.
         """
-        known = self.lookup(spec)
-        if isinstance(known, Ready):
-            return make(known)
+        job = self.ensure(spec)
+        if (wait or job.done()) and isinstance(outcome := job.result(), Ready):
+            return make(outcome)
         promise: Future[T] = Future()
 
         def settle(done: Future[Outcome]) -> None:
@@ -141,10 +141,6 @@ class GrammarService:
             except Exception as error:  # noqa: BLE001 - left open, the promise would be waited for for ever
                 promise.set_exception(error)
 
-        job = self.ensure(spec)
-        if wait:
-            settle(job)
-            return promise if promise.exception() else promise.result()
         job.add_done_callback(settle)
         return promise
 

@@ -62,6 +62,14 @@ def test_compiling_gives_way_to_everything_else(service: GrammarService) -> None
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < NICENESS
 
 
+def test_what_is_delivered_at_once_is_counted_as_a_hit(service: GrammarService) -> None:
+    wanted = spec({"const": "delivered"})
+    ready = service.deliver(wanted, lambda found: found, wait=True)
+    assert isinstance(ready, Ready)
+    assert [service.deliver(wanted, lambda found: found.key, wait=wait) for wait in (True, False)] == [ready.key] * 2
+    assert (count(service, "builds"), count(service, "hits")) == (1, 2)
+
+
 def test_a_refusal_is_a_value_and_is_remembered(service: GrammarService) -> None:
     wanted = spec({"type": "object", "properties": {"a": {"$ref": "https://example.com/x"}}})
     outcome = service.ensure(wanted).result(60)
