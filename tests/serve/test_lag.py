@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import random
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -33,10 +31,6 @@ WORST_EVERY = 50
 """One request in so many is of the worst kind, each in turn: a 2 MB body costs the HTTP layer alone 30 ms and more
 of parsing, before anybody has looked for a schema in it."""
 ALLOWED_MS = 5.0
-PATIENCE_S = 1.0
-"""After this a client leaves and sends the next one. On xgrammar some real schemas take a minute to compile, and four
-clients that wait for those would send nothing else."""
-LEAST_SENT = 100
 
 Bodies = Iterator[bytes]
 
@@ -63,7 +57,7 @@ def drive(served: Served, bodies: Bodies) -> list[float]:
     """Lags in ms while `bodies` are sent at the rate above from threads of this process."""
     lock = threading.Lock()
     end = time.monotonic() + SECONDS
-    statuses: list[int | None] = []
+    statuses: list[int] = []
 
     def client(number: int) -> None:
         with served.server.connect() as connection:
@@ -73,32 +67,19 @@ def drive(served: Served, bodies: Bodies) -> list[float]:
                     body = next(bodies)
                 time.sleep(max(0.0, due - time.monotonic()))
                 statuses.append(_post(connection, body))
-                due = max(due + CLIENTS / RATE_PER_S, time.monotonic())
+                due = max(due + CLIENTS / RATE_PER_S, time.monotonic())  # behind, it catches up with nothing
 
     served.server.client.get("/lag")
     with ThreadPoolExecutor(CLIENTS) as threads:
         list(threads.map(client, range(CLIENTS)))
+    assert {status for status in statuses if status not in (200, 400)} == set()
+    assert len(statuses) > SECONDS * RATE_PER_S / 2, "the server did not keep up with the rate"
     lags: list[float] = served.server.client.get("/lag").json()
-    assert set(statuses) <= {200, 400, None}
-    assert len(statuses) >= LEAST_SENT, "too few to tell anything"
-    print(f"\n{served.backend}: {len(statuses)} sent, {statuses.count(None)} of them not waited for")
     return lags
 
 
-def _post(connection: httpx.Client, body: bytes) -> int | None:
-    """The status, or None where the client lost its patience."""
-    headers = {"Content-Type": "application/json"}
-    timeout = httpx.Timeout(60, read=PATIENCE_S)
-    with contextlib.suppress(httpx.ReadTimeout):
-        return connection.post("/v1/completions", content=body, headers=headers, timeout=timeout).status_code
-    return None
-
-
-def _await_idle(served: Served) -> None:
-    """Until what was left behind is compiled: an answer to a new schema comes after that."""
-    body = _encode(structured_outputs={"json": json.dumps({"const": uuid4().hex})})
-    headers = {"Content-Type": "application/json"}
-    assert served.server.client.post("/v1/completions", content=body, headers=headers, timeout=600).is_success
+def _post(connection: httpx.Client, body: bytes) -> int:
+    return connection.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}).status_code
 
 
 def test_schemas_add_no_lag_to_the_event_loop(served: Served, maskbench_file: Path) -> None:
@@ -109,7 +90,6 @@ def test_schemas_add_no_lag_to_the_event_loop(served: Served, maskbench_file: Pa
     ]
     for name, bodies in runs:
         lags = measured[name] = drive(served, bodies())
-        _await_idle(served)
         shares = ", ".join(f"p{share * 100:g} {percentile(lags, share):.2f}" for share in (0.5, 0.9, 0.99, 0.999))
         print(
             f"\n{served.backend}, {name}: event-loop lag in ms over {len(lags)} samples: {shares}, max {max(lags):.1f}"

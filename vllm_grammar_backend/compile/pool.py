@@ -12,8 +12,8 @@ from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.grammar import GrammarSpec
 
 NICENESS: Final = 5
-"""Of each thread: Linux schedules them one by one. Compiling gives way to decoding and to the API server, and where
-those take all there is it still gets a quarter of a core: at 19 it gets a sixtieth, and requests wait for minutes."""
+"""Of each thread: Linux schedules them one by one. Compiling gives way to decoding and to the API server, but is not
+starved where those take all there is."""
 
 
 class ThreadPool:
