@@ -10,11 +10,11 @@ import pytest
 
 from deploy.prepare_model import prepare
 from tests.serve.judge import Judge
-from tests.serve.server import ROOT, Server
+from tests.serve.server import Server
 
 _ARGUMENTS: dict[str, list[str]] = {
-    # All logprobs: what a mask forbids must be visible. The probe does nothing until it is asked.
-    "noise": ["--max-logprobs", "-1", "--middleware", "tests.serve.lag.LagProbe"],
+    # All logprobs: what a mask forbids must be visible.
+    "noise": ["--max-logprobs", "-1"],
     # The request log is what must not hold schemas.
     "smollm2": ["--enable-log-requests"],
 }
@@ -37,7 +37,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory: Path = prepare(model)
     arguments = ["--structured-outputs-backend", backend, *_ARGUMENTS[model]]
     logs = tmp_path_factory.mktemp(f"{backend}-{model}")
-    with Server(directory, logs, arguments, environment={"PYTHONPATH": str(ROOT)}) as server:
+    with Server(directory, logs, arguments) as server:
         yield Served(backend, model, server, Judge(backend, directory))
 
 

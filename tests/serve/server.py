@@ -92,9 +92,9 @@ class Server:
         except httpx.TransportError:
             return False
 
-    def connect(self) -> httpx.Client:
+    def connect(self, patience_s: float = 120) -> httpx.Client:
         """A client with connections of its own."""
-        return httpx.Client(base_url=self.url, timeout=120)
+        return httpx.Client(base_url=self.url, timeout=patience_s)
 
     def chat_body(self, content: str = "Hi", **body: Any) -> dict[str, Any]:
         return {"model": "m", "messages": [{"role": "user", "content": content}], **body}
