@@ -27,13 +27,15 @@ class ErrorCode(StrEnum):
     TOO_COSTLY = "schema_too_costly"
     """A time, memory or step budget was reached while it was worked on."""
     UNAVAILABLE = "grammar_unavailable"
-    """The service's own fault; the same request may succeed later."""
+    """The service's own fault, or its queue is full; the same request may succeed later."""
+    OVER_QUOTA = "tenant_over_quota"
+    """This tenant has as much waiting as one tenant may; the same request may succeed later."""
 
 
 POINTER_LIMIT: Final = 1024
 """Characters of a pointer; property names are the client's, and a message is not the place for a long one."""
-_RETRYABLE: Final = frozenset({ErrorCode.UNAVAILABLE})
-_STATUS: Final = {ErrorCode.UNAVAILABLE: 503}
+_RETRYABLE: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OVER_QUOTA})
+_STATUS: Final = {ErrorCode.UNAVAILABLE: 503, ErrorCode.OVER_QUOTA: 429}
 
 
 @dataclass(eq=False)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final
+from uuid import uuid4
 
 from cachetools import TTLCache
 
 from vllm_grammar_backend import admission, pin, settings, ticket
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.service import GrammarService, Outcome
+from vllm_grammar_backend.grammar import GrammarSpec
+from vllm_grammar_backend.service import GrammarService, Waiter
 from vllm_grammar_backend.ticket import Ticket
 
 ENSURE: Final = "grammar_ensure"
-"""The EngineCore method by which `vouch` reaches `answer`."""
+"""The EngineCore method by which `vouch` reaches `Desk.ensure`."""
+RELEASE: Final = "grammar_release"
+"""The EngineCore method by which a request whose client has left reaches `Desk.release`."""
 STATISTICS: Final = "grammar_statistics"
 """The EngineCore method that answers `GrammarService.statistics`."""
+WAITER: Final = "waiter"
+"""Beside a ticket's fields: a name for the one who asks."""
 KNOWN_GOOD: Final = 100_000
 """Digests remembered as good; about 200 bytes each."""
 GOOD_TTL_S: Final = 60.0
@@ -35,6 +41,7 @@ class Gate:
         self._good: TTLCache[str, bool] = TTLCache(KNOWN_GOOD, GOOD_TTL_S)
         self._bad: TTLCache[str, dict[str, str | None]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
         self._ranks_agree = False
+        self._leaving: set[asyncio.Future[Any]] = set()
 
     def issue(self, params: Any) -> Ticket:
         """Bounds, one parse, the digest. Raises GrammarError."""
@@ -79,7 +86,12 @@ class Gate:
         if not self._known(admitted):
             if not self._ranks_agree:
                 self._compare(await client.call_utility_all_async(STATISTICS))
-            answers = await client.call_utility_all_async(ENSURE, admitted)
+            waiter = uuid4().hex
+            try:
+                answers = await client.call_utility_all_async(ENSURE, {**admitted, WAITER: waiter})
+            except asyncio.CancelledError:
+                self._leave(client.call_utility_all_async(RELEASE, waiter))
+                raise
             self._record(admitted, answers)
 
     def vouch_blocking(self, admitted: Ticket, client: Any) -> None:
@@ -87,8 +99,15 @@ class Gate:
         if self._known(admitted):
             return
         inner = getattr(client, "engine_core", None)
-        answer = client.call_utility(ENSURE, admitted) if inner is None else getattr(inner, ENSURE)(admitted).result()
+        asked = {**admitted, WAITER: uuid4().hex}
+        answer = client.call_utility(ENSURE, asked) if inner is None else getattr(inner, ENSURE)(asked).result()
         self._record(admitted, [answer])
+
+    def _leave(self, call: Coroutine[Any, Any, Any]) -> None:
+        """See a call through whose request is over."""
+        task = asyncio.ensure_future(call)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     def _compare(self, ranks: list[dict[str, str | int]]) -> None:
         """Refuse to serve where engines run with other settings or libraries than this front end or each other."""
@@ -112,24 +131,41 @@ class Gate:
         if not refusals:
             self._good[digest] = True
             return
-        if refusals[0].code is not ErrorCode.UNAVAILABLE:
+        if not refusals[0].retryable:
             self._bad[digest] = refusals[0].as_data()
         raise refusals[0]
 
 
-def answer(service: GrammarService, data: dict[str, str]) -> Future[dict[str, str | None]]:
-    """The engine's side: {} when the grammar is ready, an error as data when it is not.
+class Desk:
+    """The engine's side: answers as data, one waiter per call that may leave before it has its answer."""
 
-    Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
-    """
-    reply: Future[dict[str, str | None]] = Future()
+    def __init__(self, service: GrammarService) -> None:
+        self.service = service
+        self._waiting: dict[str, tuple[GrammarSpec, Waiter]] = {}
 
-    def settle(done: Future[Outcome]) -> None:
-        outcome = done.result()
-        reply.set_result(outcome.as_data() if isinstance(outcome, GrammarError) else {})
+    def ensure(self, data: dict[str, str]) -> Future[dict[str, str | None]]:
+        """{} when the grammar is ready, an error as data when it is not.
 
-    service.ensure(ticket.read(data)).add_done_callback(settle)
-    return reply
+        Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
+        """
+        name, spec = data[WAITER], ticket.read(data)
+        reply: Future[dict[str, str | None]] = Future()
+        waiter = self.service.ensure(spec)
+
+        def settle(_: Waiter) -> None:
+            self._waiting.pop(name, None)
+            outcome = waiter.result()
+            reply.set_result(outcome.as_data() if isinstance(outcome, GrammarError) else {})
+
+        self._waiting[name] = spec, waiter
+        waiter.add_done_callback(settle)
+        return reply
+
+    def release(self, name: str) -> None:
+        """The client of that waiter has left."""
+        spec, waiter = self._waiting.pop(name, (None, None))
+        if spec is not None and waiter is not None:
+            self.service.release(spec, waiter)
 
 
 def check_companions(request: object, tokenizer: Any = None, *, beam_search: bool = False) -> None:

@@ -13,7 +13,8 @@ from cachetools import TTLCache
 
 from vllm_grammar_backend import __version__, engines
 from vllm_grammar_backend.cache.memory import GrammarCache
-from vllm_grammar_backend.compile.pool import ThreadPool
+from vllm_grammar_backend.compile.fair import Job, Lane
+from vllm_grammar_backend.compile.pool import WorkerPool
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
@@ -23,6 +24,8 @@ from vllm_grammar_backend.settings import Settings
 logger = logging.getLogger("vllm.grammar_backend")
 """Below vLLM's own logger, whose handlers and level the operator has set."""
 
+DEFAULT_TENANT: Final = "default"
+"""On whose account a request waits that belongs to nobody in particular."""
 REFUSALS_KEPT: Final = 4096
 REFUSAL_TTL_S: Final = 60.0
 """A refusal is remembered this long, so that a client's retries cost nothing, and no longer."""
@@ -30,7 +33,7 @@ REFUSAL_TTL_S: Final = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """Since start. Every call of `ensure` is one of the first four."""
+    """Since start. Every call of `ensure` is one of the first four, or turned away."""
 
     hits: int = 0
     builds: int = 0
@@ -40,6 +43,10 @@ class Counts:
     """Answered from the memory of refusals."""
     refusals: int = 0
     faults: int = 0
+    turned_away: int = 0
+    """The queue, or a tenant's part of it, was full."""
+    abandoned: int = 0
+    """Builds that nobody waited for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,19 @@ class Ready:
 
 
 Outcome = Ready | GrammarError
+Waiter = Future[Outcome]
+"""One caller's own: it always succeeds, and `release` gives its place up."""
 T = TypeVar("T")
+_GIVEN_UP: Final = GrammarError(ErrorCode.UNAVAILABLE, "it was given up before it was compiled")
+
+
+@dataclass(eq=False, slots=True)
+class _Build:
+    """One key's job and those who wait for it."""
+
+    key: GrammarKey
+    job: Job
+    waiters: set[Waiter]
 
 
 class GrammarService:
@@ -61,10 +80,10 @@ class GrammarService:
         self.engine = engine
         self.version = version
         self.settings = settings
-        self._pool = ThreadPool(engine, settings.compile.workers)
+        self._pool = WorkerPool(engine, settings)
         self._cache = GrammarCache(settings.cache.bytes)
         self._refusals: TTLCache[GrammarKey, GrammarError] = TTLCache(REFUSALS_KEPT, REFUSAL_TTL_S)
-        self._in_flight: dict[GrammarKey, Future[Outcome]] = {}
+        self._in_flight: dict[GrammarKey, _Build] = {}
         self._lock = threading.RLock()
         self._counts = Counts()
 
@@ -91,33 +110,53 @@ class GrammarService:
         """What is known in memory: never waits, never computes."""
         return self._known(self.key(spec))
 
-    def ensure(self, spec: GrammarSpec) -> Future[Outcome]:
+    def ensure(self, spec: GrammarSpec, tenant: str = DEFAULT_TENANT, lane: Lane = Lane.REQUEST) -> Waiter:
         """Have the grammar ready, or know why not. One build per key, however many ask.
 
+        Args:
+            spec: the constraint.
+            tenant: on whose account it waits, where it has to.
+            lane: whether a request waits for it.
+
         Returns:
-            a future that always succeeds. It may be shared: do not cancel it.
+            a future of the caller's own that always succeeds; `release` it when nobody waits for it any more.
         """
-        key = self.key(spec)
+        key, waiter = self.key(spec), Waiter()
         with self._lock:
             known = self._known(key)
             if known is not None:
                 self._counts.hits += isinstance(known, Ready)
                 self._counts.refused_again += isinstance(known, GrammarError)
-                return _done(known)
-            joined = self._in_flight.get(key)
-            if joined is not None:
+                waiter.set_result(known)
+                return waiter
+            build = self._in_flight.get(key)
+            if build is not None:
                 self._counts.joined += 1
-                return joined
-            outcome: Future[Outcome] = Future()
-            self._in_flight[key] = outcome
+                build.waiters.add(waiter)
+                self._pool.rejoin(build.job)
+                return waiter
+            try:
+                job = self._pool.submit(spec, tenant, lane)
+            except GrammarError as error:
+                self._counts.turned_away += 1
+                waiter.set_result(error)
+                return waiter
+            build = self._in_flight[key] = _Build(key, job, {waiter})
             self._counts.builds += 1
-        try:
-            self._pool.submit(spec).add_done_callback(lambda job: self._settle(key, job, outcome))
-        except RuntimeError as error:
-            # Shutting down, or no thread to be had.
-            logger.warning("Grammar %s cannot be worked on now: %s", spec.digest[:16], error)
-            self._finish(key, GrammarError(ErrorCode.UNAVAILABLE, "it cannot be worked on now"), outcome)
-        return outcome
+        job.done.add_done_callback(lambda _: self._settle(build))
+        return waiter
+
+    def release(self, spec: GrammarSpec, waiter: Waiter) -> None:
+        """Give up a place, whose future is told so; the last one to do so cancels the job."""
+        with self._lock:
+            build = self._in_flight.get(self.key(spec))
+            if build is None or waiter not in build.waiters:
+                return
+            build.waiters.remove(waiter)
+            if not build.waiters:
+                self._counts.abandoned += 1
+                self._pool.abandon(build.job)
+        waiter.set_result(_GIVEN_UP)
 
     def deliver(self, spec: GrammarSpec, make: Callable[[Ready], T], *, wait: bool) -> T | Future[T]:
         """What `make` makes of the ready grammar: at once on a hit, else a future, which fails with the refusal.
@@ -155,6 +194,9 @@ class GrammarService:
             "vocabulary": self.engine.vocabulary.digest,
             "cache_entries": len(self._cache),
             "cache_bytes": self._cache.bytes,
+            "waiting": self._pool.waiting,
+            "workers": len(self._pool.pids),
+            "worker_restarts": self._pool.restarts,
             **counts,
         }
 
@@ -168,51 +210,46 @@ class GrammarService:
         with self._lock:
             return self._refusals.get(key)
 
-    def _settle(self, key: GrammarKey, job: Future[CompiledGrammar], outcome: Future[Outcome]) -> None:
+    def _settle(self, build: _Build) -> None:
         result: Outcome = GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built")
         try:
-            result = self._judge(key, job)
+            result = self._judge(build.key, build.job.done)
         finally:
-            # Whatever happens, those who wait are told: a future left open would be joined for ever.
-            self._finish(key, result, outcome)
+            # Whatever happens, those who wait are told: a build left in flight would be joined for ever.
+            with self._lock:
+                self._in_flight.pop(build.key, None)
+            for waiter in build.waiters:
+                if not waiter.done():
+                    waiter.set_result(result)
 
-    def _judge(self, key: GrammarKey, job: Future[CompiledGrammar]) -> Outcome:
-        if job.cancelled():
-            return GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down")
-        error = job.exception()
+    def _judge(self, key: GrammarKey, done: Future[CompiledGrammar]) -> Outcome:
+        if done.cancelled():
+            return _GIVEN_UP
+        error = done.exception()
         if error is None:
-            compiled = job.result()
+            compiled = done.result()
             if self._cache.put(key, compiled):
                 return Ready(key, compiled)
             most = self.settings.cache.bytes
             reason = f"its compiled form has {compiled.nbytes} bytes"
             error = GrammarError(ErrorCode.TOO_LARGE, reason, hint=f"The setting cache.bytes is {most}.")
-        if isinstance(error, GrammarError):
+        if isinstance(error, GrammarError) and not error.retryable:
             logger.info("Grammar %s refused by %s: %s", key.digest[:16], key.backend, error.code)
             with self._lock:
                 self._refusals[key] = error
                 self._counts.refusals += 1
             return error
-        # The exception's own text may quote the schema, which is private.
-        logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
         with self._lock:
             self._counts.faults += 1
+        if isinstance(error, GrammarError):
+            return error
+        # The exception's own text may quote the schema, which is private.
+        logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
         return GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")
-
-    def _finish(self, key: GrammarKey, result: Outcome, outcome: Future[Outcome]) -> None:
-        with self._lock:
-            self._in_flight.pop(key, None)
-        outcome.set_result(result)
 
 
 def failed(error: GrammarError) -> Future[Any]:
     """A future that failed already."""
     future: Future[Any] = Future()
     future.set_exception(error)
-    return future
-
-
-def _done(outcome: Outcome) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
-    future.set_result(outcome)
     return future

@@ -47,7 +47,16 @@ class Limits(_Section):
 class Compile(_Section):
     """Work on schemas nobody has seen yet."""
 
-    workers: int = Field(2, gt=0, le=256, description="schemas worked on at once, per rank")
+    workers: int = Field(2, gt=0, le=256, description="worker processes, so many schemas at once, per rank")
+    deadline_s: float = Field(10.0, gt=0, description="seconds one schema may be worked on, and wait for a worker")
+    memory_mb: int = Field(1024, gt=0, description="MiB one schema may take while it is worked on")
+    queue: int = Field(256, gt=0, description="schemas that may wait, at most a quarter of them one tenant's")
+
+
+class Masks(_Section):
+    """Token masks."""
+
+    budget_ms: float = Field(20.0, gt=0, description="CPU milliseconds one token mask may take")
 
 
 class Cache(_Section):
@@ -72,6 +81,7 @@ class Settings(_Section):
     formats: Formats = Field(Formats.ASSERT, description="whether `format` is enforced or an annotation")
     limits: Limits = Limits()
     compile: Compile = Compile()
+    masks: Masks = Masks()
     cache: Cache = Cache()
     control: Control = Control()
 

@@ -24,8 +24,9 @@ def test_round_trips(code: ErrorCode) -> None:
     assert str(error) == f"{code}: 'oneOf' at '/properties/a~1b': it is so. Do that."
 
 
-def test_only_our_own_faults_are_retryable() -> None:
-    assert {code for code in ErrorCode if GrammarError(code, "x").retryable} == {ErrorCode.UNAVAILABLE}
+def test_what_may_succeed_later_is_retryable() -> None:
+    found = {code: GrammarError(code, "x").http_status for code in ErrorCode if GrammarError(code, "x").retryable}
+    assert found == {ErrorCode.UNAVAILABLE: 503, ErrorCode.OVER_QUOTA: 429}
     assert {GrammarError(code, "x").http_status for code in ErrorCode} == {400, 503}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,26 +11,35 @@ import pytest
 
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.gate import ENSURE, Gate, answer, check_companions
+from vllm_grammar_backend.gate import ENSURE, RELEASE, Desk, Gate, check_companions
 from vllm_grammar_backend.grammar import GrammarKind
 from vllm_grammar_backend.pin import KEY, Pin
 from vllm_grammar_backend.service import GrammarService
 from vllm_grammar_backend.settings import Compile, Settings
 from vllm_grammar_backend.ticket import Ticket
 
+Start = Callable[..., GrammarService]
+
 
 class Engine:
     """What vLLM's engine-core client does with a utility call: all ranks, arguments as plain data."""
 
     def __init__(self, *ranks: GrammarService) -> None:
-        self._ranks = ranks
+        self.desks = [Desk(rank) for rank in ranks]
         self.asked = 0
+        self.told = asyncio.Event()
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        if method != ENSURE:
-            return [rank.statistics() for rank in self._ranks]
-        self.asked += 1
-        return [await asyncio.wrap_future(answer(rank, dict(args[0]))) for rank in self._ranks]
+        if method == ENSURE:
+            self.asked += 1
+            replies = [asyncio.wrap_future(desk.ensure(dict(args[0]))) for desk in self.desks]
+            self.told.set()
+            return await asyncio.gather(*replies)
+        if method == RELEASE:
+            for desk in self.desks:
+                desk.release(*args)
+            return []
+        return [desk.service.statistics() for desk in self.desks]
 
 
 class Characters:
@@ -53,8 +63,18 @@ def request(**fields: Any) -> Any:
     return SimpleNamespace(extract_structured_outputs=lambda: params, **options)
 
 
-def start(settings: Settings | None = None) -> GrammarService:
-    return GrammarService.start("guidance", byte_vocabulary(), settings or Settings())
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts services, and ends them."""
+    started: list[GrammarService] = []
+
+    def begin(settings: Settings | None = None) -> GrammarService:
+        started.append(GrammarService.start("guidance", byte_vocabulary(), settings or Settings()))
+        return started[-1]
+
+    yield begin
+    for service in started:
+        service.close()
 
 
 def admit(gate: Gate, engine: Engine, wanted: Any, tokenizer: Any = None) -> GrammarError | None:
@@ -65,7 +85,7 @@ def admit(gate: Gate, engine: Engine, wanted: Any, tokenizer: Any = None) -> Gra
     return None
 
 
-def test_a_known_verdict_is_not_asked_for_again() -> None:
+def test_a_known_verdict_is_not_asked_for_again(start: Start) -> None:
     gate, engine = Gate(Pin("guidance"), None), Engine(start())
     for _ in range(3):
         wanted = request(json={"type": "boolean"})
@@ -78,7 +98,7 @@ def test_a_known_verdict_is_not_asked_for_again() -> None:
     assert len({id(error) for error in refusals}) == 3, "raised again, an exception keeps every request's frames"
 
 
-def test_ranks_that_disagree_are_refused() -> None:
+def test_ranks_that_disagree_are_refused(start: Start) -> None:
     other = Settings(compile=Compile(workers=1))
     for ranks in ((start(), start(other)), (start(other),)):
         error = admit(Gate(Pin("guidance"), None), Engine(*ranks), request(regex="a"))
@@ -88,12 +108,33 @@ def test_ranks_that_disagree_are_refused() -> None:
     assert admit(Gate(Pin("guidance"), None), Engine(start(), start()), request(regex="a")) is None
 
 
-def test_a_large_constraint_is_admitted_off_the_loop() -> None:
+def test_a_client_that_leaves_gives_its_place_up(start: Start) -> None:
+    service = start(Settings(compile=Compile(workers=1, deadline_s=300)))
+    gate, engine = Gate(Pin("guidance"), None), Engine(service)
+    gate._ranks_agree = True
+    dear = request(json={"type": "string", "allOf": [{"pattern": f"a.*b{i}.*c"} for i in range(30)]})
+
+    async def leave() -> None:
+        task = asyncio.create_task(gate.admit_request(dear, None, engine))
+        await engine.told.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while gate._leaving:
+            await asyncio.wait(gate._leaving)
+
+    asyncio.run(leave())
+    assert service.statistics()["abandoned"] == 1
+    assert admit(gate, engine, request(regex="a")) is None
+    assert service.statistics()["in_flight"] == 0
+
+
+def test_a_large_constraint_is_admitted_off_the_loop(start: Start) -> None:
     gate, engine = Gate(Pin("guidance"), None), Engine(start())
     assert admit(gate, engine, request(choice=[f"c{i}" for i in range(5000)])) is None
 
 
-def test_the_reserved_key_is_refused() -> None:
+def test_the_reserved_key_is_refused(start: Start) -> None:
     error = admit(Gate(Pin("guidance"), None), Engine(start()), request(regex="a", vllm_xargs={KEY: "x"}))
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED_OPTION

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vllm_grammar_backend import admission, engines, settings
-from vllm_grammar_backend.compile.job import build
-from vllm_grammar_backend.engines.base import Engine
-from vllm_grammar_backend.engines.vocabulary import Vocabulary, byte_vocabulary, from_directory
+from vllm_grammar_backend.compile.fair import Lane
+from vllm_grammar_backend.engines.vocabulary import byte_vocabulary, from_directory
 from vllm_grammar_backend.errors import GrammarError, StartupError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
-from vllm_grammar_backend.settings import Settings
+from vllm_grammar_backend.service import GrammarService, Waiter
 
 EXAMPLES = """\b
 Examples:
@@ -51,45 +52,56 @@ def check(
     """
     try:
         found = settings.load(grammar_config)
-        engine, version = _engine(
-            backend, found.backend_version, from_directory(tokenizer) if tokenizer else byte_vocabulary()
-        )
+        engines.check_version(backend, found.backend_version)
+        service = GrammarService.start(backend, from_directory(tokenizer) if tokenizer else byte_vocabulary(), found)
     except StartupError as error:
         raise click.ClickException(str(error)) from None
     texts = {file: _read(file) for file in files}
     known = {file: text for file, text in texts.items() if text is not None}
     declined = False
-    for file, verdict in _verdicts(known, GrammarKind(kind), engine, found):
-        declined |= verdict["verdict"] == "declined"
-        if as_json:
-            click.echo(json.dumps({"file": file, "backend": backend, "version": version, **verdict}))
-        else:
-            click.echo(_line(file, verdict))
+    with closing(service):
+        for file, verdict in _verdicts(known, GrammarKind(kind), service):
+            declined |= verdict["verdict"] == "declined"
+            if as_json:
+                click.echo(json.dumps({"file": file, "backend": backend, "version": service.version, **verdict}))
+            else:
+                click.echo(_line(file, verdict))
     sys.exit(2 if len(known) < len(texts) else 1 if declined else 0)
 
 
-def _engine(backend: str, specifier: str, vocabulary: Vocabulary) -> tuple[Engine, str]:
-    engines.check_version(backend, specifier)
-    version = engines.require(backend)
-    return engines.load(backend, vocabulary), version
-
-
 def _verdicts(
-    texts: dict[str, str], kind: GrammarKind, engine: Engine, found: Settings
+    texts: dict[str, str], kind: GrammarKind, service: GrammarService
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    options = GrammarOptions(found.whitespace, found.formats)
+    """The verdict on each file, in order, while the workers are busy with those that follow."""
+    ahead: deque[tuple[str, GrammarSpec | None, Waiter]] = deque()
     for file, text in texts.items():
-        if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
-            text = text.removesuffix("\n")  # noqa: PLW2901 - the line's end is the editor's
-        spec: GrammarSpec | None = None
-        try:
-            spec = admission.admit(kind, text, options, found.limits)
-            build(spec, engine)
-        except GrammarError as error:
-            outcome: dict[str, Any] = {"verdict": "declined", **error.as_data()}
-        else:
-            outcome = {"verdict": "enforced"}
-        yield file, {**outcome, "digest": spec.digest if spec else None}
+        spec, waiter = _ask(text, kind, service)
+        ahead.append((file, spec, waiter))
+        if len(ahead) > service.settings.compile.workers:
+            yield _verdict(*ahead.popleft())
+    while ahead:
+        yield _verdict(*ahead.popleft())
+
+
+def _ask(text: str, kind: GrammarKind, service: GrammarService) -> tuple[GrammarSpec | None, Waiter]:
+    found = service.settings
+    if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
+        text = text.removesuffix("\n")  # the line's end is the editor's
+    try:
+        spec = admission.admit(kind, text, GrammarOptions(found.whitespace, found.formats), found.limits)
+    except GrammarError as error:
+        refused = Waiter()
+        refused.set_result(error)
+        return None, refused
+    return spec, service.ensure(spec, lane=Lane.WARM_UP)
+
+
+def _verdict(file: str, spec: GrammarSpec | None, waiter: Waiter) -> tuple[str, dict[str, Any]]:
+    outcome = waiter.result()
+    verdict: dict[str, Any] = {"verdict": "enforced"}
+    if isinstance(outcome, GrammarError):
+        verdict = {"verdict": "declined", **outcome.as_data()}
+    return file, {**verdict, "digest": spec.digest if spec else None}
 
 
 def _read(file: str) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 
-import numpy as np
-
+from vllm_grammar_backend.compile.walk import walk
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
@@ -14,15 +14,15 @@ from vllm_grammar_backend.schema import prepare
 logger = logging.getLogger("vllm.grammar_backend")
 
 
-def build(spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
-    """Vet, lower and compile one constraint. The same for the server, `check` and tests.
+def build(spec: GrammarSpec, engine: Engine, mask_budget_ms: float = inf) -> CompiledGrammar:
+    """Vet, lower and compile one constraint, and walk its masks. The same for the server, `check` and tests.
 
     Raises:
         GrammarError: the verdict, where it is not "enforced".
     """
     try:
         grammar = engine.compile(prepare(spec, engine.name))
-        _check_begin(grammar, engine, spec)
+        walk(grammar, spec, engine.vocabulary, mask_budget_ms)
         return grammar
     except (GrammarError, MemoryError, OSError):
         raise
@@ -35,15 +35,3 @@ def build(spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
             raise
         logger.warning("Grammar %s: %s while it was worked on", spec.digest[:16], type(error).__name__)
         raise GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, "it cannot be worked on by this server") from None
-
-
-def _check_begin(grammar: CompiledGrammar, engine: Engine, spec: GrammarSpec) -> None:
-    """Make the first mask: a grammar without any text, or whose library gives up there, would fail its request later.
-
-    Raises:
-        GrammarError: no token can begin a text, and the empty one is none.
-    """
-    matcher = grammar.matcher(engine.vocabulary.eos_ids)
-    matcher.fill(np.empty(engine.vocabulary.row_width, dtype=np.int32))
-    if matcher.dead_ends:
-        raise GrammarError(ErrorCode.UNSATISFIABLE, "no text satisfies it", keyword=spec.kind.value)

@@ -42,6 +42,14 @@ class Engine(ABC):
             GrammarError: the library refuses it, or a limit of the library was reached.
         """
 
+    @abstractmethod
+    def load(self, artefact: bytes) -> CompiledGrammar:
+        """The grammar whose `CompiledGrammar.artefact` this is, made by the same library for the same vocabulary.
+
+        Raises:
+            ValueError: the bytes are not such an artefact.
+        """
+
 
 class CompiledGrammar(ABC):
     """Immutable and shared by requests and threads."""
@@ -50,6 +58,12 @@ class CompiledGrammar(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Resident size in bytes: the library's own figure where it has one, else an estimate with a floor."""
+
+    @abstractmethod
+    def artefact(self) -> bytes:
+        """What `Engine.load` makes this grammar of in another process: whichever of the library's own form and the
+        text it compiled is cheaper to load. Data only, nothing that runs.
+        """
 
     @abstractmethod
     def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> Matcher:

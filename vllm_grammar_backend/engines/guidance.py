@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from vllm_grammar_backend.engines import ebnf, lark, tag_lark
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
-from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound
+from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound, pack, unpack
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec
 
@@ -62,11 +62,21 @@ class GuidanceEngine(Engine):
 
     def compile(self, spec: GrammarSpec) -> GuidanceGrammar:
         lark.check_encodable(spec.text)
-        text = _LARK[spec.kind](spec)
+        grammar = self._parse(_LARK[spec.kind](spec), bounded=has_bound(spec))
+        if grammar.template.is_error():
+            raise explain(grammar.template.get_error(), spec.kind)
+        return grammar
+
+    def load(self, artefact: bytes) -> GuidanceGrammar:
+        bounded, text = unpack(artefact)
+        grammar = self._parse(text, bounded=bounded)
+        if grammar.template.is_error():
+            raise ValueError("not a grammar that this version of llguidance reads")
+        return grammar
+
+    def _parse(self, text: str, *, bounded: bool) -> GuidanceGrammar:
         template = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        if template.is_error():
-            raise explain(template.get_error(), spec.kind)
-        return GuidanceGrammar(self, template, len(text), self._whitespace if has_bound(spec) else None)
+        return GuidanceGrammar(self, template, text, self._whitespace if bounded else None)
 
 
 def _grammar(spec: GrammarSpec) -> str:
@@ -90,17 +100,20 @@ class GuidanceGrammar(CompiledGrammar):
     """A matcher at the start state, never advanced; requests get deep copies (7 µs, at most 63 over MaskBench)."""
 
     def __init__(
-        self, engine: GuidanceEngine, template: LLMatcher, characters: int, whitespace: WhitespaceRows | None
+        self, engine: GuidanceEngine, template: LLMatcher, text: str, whitespace: WhitespaceRows | None
     ) -> None:
         self.engine = engine
         self.template = template
+        self.text = text
         self.whitespace = whitespace
-        self._nbytes = _FLOOR_BYTES + _BYTES_PER_CHARACTER * characters
 
     @property
     def nbytes(self) -> int:
         """An estimate: the library does not tell. See `_BYTES_PER_CHARACTER`."""
-        return self._nbytes
+        return _FLOOR_BYTES + _BYTES_PER_CHARACTER * len(self.text)
+
+    def artefact(self) -> bytes:
+        return pack(self.text, bounded=self.whitespace is not None)
 
     def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> GuidanceMatcher:
         del max_rollback  # the library keeps its whole history

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from vllm_grammar_backend.errors import StartupError
 
+_PUNCTUATION: Final = frozenset(b'"{}[]:, \t\n\r')
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -60,6 +62,16 @@ class Vocabulary:
     def text_row(self) -> NDArray[np.int32]:
         """Bitmask row (int32, `row_width` words) of the ids that have text and are neither special nor EOS."""
         return self.row(index for index, text in enumerate(self.texts) if text)
+
+    @cached_property
+    def punctuation_row(self) -> NDArray[np.int32]:
+        """Bitmask row of the ids whose text is JSON's punctuation and nothing else, whitespace included."""
+        return self.row(index for index, text in enumerate(self.texts) if text and _PUNCTUATION.issuperset(text))
+
+    def ids(self, row: NDArray[np.int32]) -> list[int]:
+        """The ids whose bits are set in a bitmask row (int32, `row_width` words)."""
+        found: list[int] = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        return found
 
     def row(self, ids: Iterable[int]) -> NDArray[np.int32]:
         """A bitmask row with exactly the bits of `ids` set."""

@@ -149,3 +149,15 @@ class BoundedMatcher(Matcher):
 def has_bound(spec: GrammarSpec) -> bool:
     """Whether a constraint is one JSON document whose whitespace is bounded."""
     return spec.options.whitespace is Whitespace.BOUNDED and spec.kind in JSON_KINDS
+
+
+def pack(text: str, *, bounded: bool) -> bytes:
+    """An artefact: what the library reads, behind one letter for what stands beside it."""
+    return (b"b" if bounded else b"-") + text.encode()
+
+
+def unpack(artefact: bytes) -> tuple[bool, str]:
+    """Whether whitespace is bounded, and what the library reads. Raises ValueError for anything else."""
+    if artefact[:1] not in (b"b", b"-"):
+        raise ValueError("not an artefact")
+    return artefact[:1] == b"b", artefact[1:].decode()

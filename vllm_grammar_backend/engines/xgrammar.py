@@ -13,7 +13,7 @@ import xgrammar as xgr
 from vllm_grammar_backend.engines import ebnf, lark, structural_tag
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
-from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound
+from vllm_grammar_backend.engines.whitespace import JSON_KINDS, BoundedMatcher, WhitespaceRows, has_bound, pack, unpack
 from vllm_grammar_backend.engines.xgrammar_trie import tokenizer_info
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarSpec, Whitespace
@@ -42,9 +42,8 @@ class XgrammarEngine(Engine):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         # Compiled grammars are cached by us, by bytes; a second cache inside would hold what ours has evicted.
-        self._compiler = xgr.GrammarCompiler(
-            tokenizer_info(vocabulary), max_threads=COMPILE_THREADS, cache_enabled=False
-        )
+        self._tokenizer = tokenizer_info(vocabulary)
+        self._compiler = xgr.GrammarCompiler(self._tokenizer, max_threads=COMPILE_THREADS, cache_enabled=False)
         self._whitespace = WhitespaceRows(vocabulary)
         self.has_text = bytes(bool(text) for text in vocabulary.texts)
 
@@ -55,6 +54,14 @@ class XgrammarEngine(Engine):
         except (RuntimeError, ValueError) as error:
             raise explain(str(error), spec.kind) from None
         return XgrammarGrammar(self, compiled, self._whitespace if has_bound(spec) else None)
+
+    def load(self, artefact: bytes) -> XgrammarGrammar:
+        bounded, text = unpack(artefact)
+        try:
+            compiled = xgr.CompiledGrammar.deserialize_json(text, self._tokenizer)
+        except RuntimeError as error:  # the library's own errors are of that class
+            raise ValueError(f"not a grammar that this version of xgrammar reads: {type(error).__name__}") from None
+        return XgrammarGrammar(self, compiled, self._whitespace if bounded else None)
 
 
 def _json(compiler: xgr.GrammarCompiler, spec: GrammarSpec) -> xgr.CompiledGrammar:
@@ -121,6 +128,9 @@ class XgrammarGrammar(CompiledGrammar):
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    def artefact(self) -> bytes:
+        return pack(self.compiled.serialize_json(), bounded=self.whitespace is not None)
 
     def matcher(self, stop_token_ids: Iterable[int], *, max_rollback: int = 0) -> XgrammarMatcher:
         del max_rollback  # the library keeps its whole history

@@ -59,6 +59,7 @@ class PinnedBackend(StructuredOutputBackend):
     def __init__(self, vllm_config: Any, tokenizer: Any, service: GrammarService) -> None:
         super().__init__(vllm_config, tokenizer, service.engine.vocabulary.size)
         self.service = service
+        self.desk = gate.Desk(service)
         self.defaults = pin.options_of(service.settings, vllm_config.structured_outputs_config)
         self._max_rollback = int(getattr(vllm_config, "num_speculative_tokens", 0)) + 1
         self._seen: tuple[torch.Tensor, NDArray[np.int32]] | None = None
@@ -120,15 +121,16 @@ def _start_with_engine(original: Function) -> Function:
         if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            setattr(EngineCore, gate.ENSURE, lambda core, data: gate.answer(_service(core), data))
-            setattr(EngineCore, gate.STATISTICS, lambda core: _service(core).statistics())
+            setattr(EngineCore, gate.ENSURE, lambda core, data: _desk(core).ensure(data))
+            setattr(EngineCore, gate.RELEASE, lambda core, name: _desk(core).release(name))
+            setattr(EngineCore, gate.STATISTICS, lambda core: _desk(core).service.statistics())
 
     return init
 
 
-def _service(core: Any) -> GrammarService:
-    service: GrammarService = core.structured_output_manager.backend.service
-    return service
+def _desk(core: Any) -> gate.Desk:
+    desk: gate.Desk = core.structured_output_manager.backend.desk
+    return desk
 
 
 def _init_grammar(original: Function) -> Function:

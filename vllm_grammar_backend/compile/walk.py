@@ -1,0 +1,56 @@
+"""A walk of seeded random masks: what is cheap to compile and dear to mask would hold a whole batch up."""
+
+from __future__ import annotations
+
+import random
+from time import thread_time
+from typing import Final
+
+import numpy as np
+
+from vllm_grammar_backend.engines.base import CompiledGrammar, Row
+from vllm_grammar_backend.engines.vocabulary import Vocabulary
+from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend.grammar import GrammarSpec
+
+STEPS: Final = 96
+"""Tokens in all; a document that ends before begins again."""
+TOTAL_BUDGETS: Final = 20
+"""The walk ends early when so many single budgets are spent."""
+
+
+def walk(grammar: CompiledGrammar, spec: GrammarSpec, vocabulary: Vocabulary, budget_ms: float) -> None:
+    """Fill the masks along random beginnings of documents. CPU time counts, since the machine may be busy.
+
+    Half of the steps prefer punctuation: of the thousands of tokens that a string allows, few end it.
+
+    Raises:
+        GrammarError: no text at all satisfies the grammar, or one mask passed `budget_ms`.
+    """
+    picks = random.Random(spec.digest)  # noqa: S311 - the same walk each time
+    ends = vocabulary.eos_ids
+    matcher = grammar.matcher(ends)
+    row = np.empty(vocabulary.row_width, dtype=np.int32)
+    spent = 0.0
+    for _ in range(STEPS):
+        before = thread_time()
+        matcher.fill(row)
+        taken = (thread_time() - before) * 1000
+        if matcher.dead_ends:
+            if not spent:
+                raise GrammarError(ErrorCode.UNSATISFIABLE, "no text satisfies it", keyword=spec.kind.value)
+            return
+        if taken > budget_ms:
+            reason = f"one token mask took {taken:.0f} ms"
+            raise GrammarError(ErrorCode.TOO_COSTLY, reason, hint=f"The setting masks.budget_ms is {budget_ms:g}.")
+        spent += max(taken, 1e-9)
+        token = _pick(picks, row, vocabulary)
+        if token in ends:
+            matcher.reset()
+        elif spent > TOTAL_BUDGETS * budget_ms or not matcher.accept([token]):
+            return
+
+
+def _pick(picks: random.Random, row: Row, vocabulary: Vocabulary) -> int:
+    marks = row & vocabulary.punctuation_row
+    return picks.choice(vocabulary.ids(marks if marks.any() and picks.random() < 0.5 else row))
