@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.workers import BOTH
 from vllm_grammar_backend.cli import main
 from vllm_grammar_backend.engines import installed_version
-
-BACKENDS = ["guidance", "xgrammar"]
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
@@ -26,7 +25,7 @@ def schemas(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BOTH)
 def test_verdicts_and_exit_status(schemas: Path, backend: str) -> None:
     good, bad = str(schemas / "good.json"), str(schemas / "bad.json")
     enforced = run(good, "--backend", backend)
@@ -39,7 +38,7 @@ def test_verdicts_and_exit_status(schemas: Path, backend: str) -> None:
     assert "'/properties/root/properties/a.b/$ref'" in second
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BOTH)
 def test_json_lines_for_machines(schemas: Path, backend: str) -> None:
     done = run(str(schemas / "good.json"), str(schemas / "bad.json"), "--backend", backend, "--json")
     good, bad = map(json.loads, done.stdout.splitlines())
@@ -70,7 +69,7 @@ def test_json_lines_for_machines(schemas: Path, backend: str) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BOTH)
 def test_every_kind_from_standard_input(backend: str, kind: str, good: str, bad: str) -> None:
     assert run("-", "--backend", backend, "--kind", kind, text=good).exit_code == 0
     declined = run("-", "--backend", backend, "--kind", kind, text=bad)

@@ -27,7 +27,7 @@ def test_round_trips(code: ErrorCode) -> None:
 def test_what_may_succeed_later_is_retryable() -> None:
     found = {code: GrammarError(code, "x").http_status for code in ErrorCode if GrammarError(code, "x").retryable}
     assert found == {ErrorCode.UNAVAILABLE: 503, ErrorCode.OVER_QUOTA: 429}
-    assert {GrammarError(code, "x").http_status for code in ErrorCode} == {400, 503}
+    assert {GrammarError(code, "x").http_status for code in ErrorCode} - set(found.values()) == {400}
 
 
 def test_pointer_escapes() -> None:

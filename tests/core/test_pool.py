@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers import BOTH
 from vllm_grammar_backend import engines
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.compile.fair import Job
@@ -71,7 +72,7 @@ def refusal(job: Job) -> GrammarError:
     return error
 
 
-@pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_a_worker_compiles_and_refuses(backend: str) -> None:
     with closing(make(backend)) as pool:
         good, bad = pool.submit(spec({"type": "boolean"}), TENANT), pool.submit(spec({"enum": []}), TENANT)
@@ -153,8 +154,9 @@ def test_what_nobody_waits_for_is_given_up(pool: WorkerPool) -> None:
 
 
 def test_what_waits_too_long_is_told() -> None:
-    with closing(make(deadline_s=3.0)) as pool:
-        dear = [pool.submit(spec({**DEAR, "minLength": i}), TENANT) for i in range(4)]
+    with closing(make(deadline_s=1.0)) as pool:
+        until(lambda: pool.pids)
+        dear = [pool.submit(spec({**DEAR, "minLength": i}), TENANT) for i in range(6)]
         found = [refusal(job) for job in dear]
         assert found[0].code is ErrorCode.TOO_COSTLY
         assert found[-1].code is ErrorCode.UNAVAILABLE

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.workers import BOTH
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.cache.memory import ENTRY_FLOOR, GrammarCache
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
@@ -29,7 +30,7 @@ def spec(schema: Any) -> GrammarSpec:
     return admit(GrammarKind.JSON, schema, GrammarOptions(), Settings().limits)
 
 
-@pytest.fixture(scope="module", params=["guidance", "xgrammar"])
+@pytest.fixture(scope="module", params=BOTH)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -39,6 +39,8 @@ BACK_OFF_S: Final = (0.0, 0.2, 1.0, 5.0, 30.0)
 """Before the next start, by how many workers in a row ended without an answer."""
 LOSSES: Final = 2
 """A job that was being worked on when so many workers ended is at fault itself."""
+QUEUE_DEADLINES: Final = 3
+"""A job waits so many deadlines for a worker: those that run, their replacement by new workers, one turn more."""
 _CRASHED: Final = GrammarError(ErrorCode.UNSUPPORTED_SCHEMA, "it cannot be worked on by this server")
 _KILLED: Final = GrammarError(ErrorCode.UNAVAILABLE, "its worker was killed", hint="Try again later.")
 _MIB: Final = 1024 * 1024
@@ -155,12 +157,13 @@ class WorkerPool:
             if place.child and place.child.connection in heard:
                 self._hear(place)
             self._enforce(place)
-        # One that waits longer than it may run would only be answered when its client has given up.
+        # What waits longer would only be answered when its client has given up.
         self._turn_away("too many constraints wait to be compiled", monotonic() - self._longest_wait)
 
     @property
     def _longest_wait(self) -> float:
-        return self._limits.deadline_s if any(place.ready for place in self._places) else START_WAIT_S
+        turns = QUEUE_DEADLINES * self._limits.deadline_s
+        return turns if any(place.ready for place in self._places) else max(turns, START_WAIT_S)
 
     def _patience(self) -> float | None:
         """Seconds to the next thing that happens without anybody telling."""
