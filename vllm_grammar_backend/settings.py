@@ -48,9 +48,7 @@ class Compile(_Section):
     """Work on schemas nobody has seen yet."""
 
     workers: int = Field(2, gt=0, le=256, description="worker processes, so many schemas at once, per rank")
-    deadline_s: float = Field(
-        10.0, gt=0, description="seconds one schema may take; it may wait three times as long"
-    )
+    deadline_s: float = Field(10.0, gt=0, description="seconds one schema may take; it may wait three times as long")
     memory_mb: int = Field(1024, gt=0, description="MiB one schema may take while it is worked on")
     queue: int = Field(256, gt=0, description="schemas that may wait, at most a quarter of them one tenant's")
 
