@@ -81,7 +81,8 @@ class GrammarService:
         self.version = version
         self.settings = settings
         self._pool = WorkerPool(engine, settings)
-        self._cache = GrammarCache(settings.cache.bytes)
+        keep = settings.cache
+        self._cache = GrammarCache(keep.bytes, tenant_share=keep.tenant_share, ttl_s=keep.ttl)
         self._refusals: TTLCache[GrammarKey, GrammarError] = TTLCache(REFUSALS_KEPT, REFUSAL_TTL_S)
         self._in_flight: dict[GrammarKey, _Build] = {}
         self._lock = threading.RLock()
@@ -194,6 +195,8 @@ class GrammarService:
             "vocabulary": self.engine.vocabulary.digest,
             "cache_entries": len(self._cache),
             "cache_bytes": self._cache.bytes,
+            "cache_live_bytes": self._cache.live_bytes,
+            "cache_evictions": self._cache.evictions,
             "waiting": self._pool.waiting,
             "workers": len(self._pool.pids),
             "worker_restarts": self._pool.restarts,
@@ -213,7 +216,7 @@ class GrammarService:
     def _settle(self, build: _Build) -> None:
         result: Outcome = GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built")
         try:
-            result = self._judge(build.key, build.job.done)
+            result = self._judge(build)
         finally:
             # Whatever happens, those who wait are told: a build left in flight would be joined for ever.
             with self._lock:
@@ -222,13 +225,14 @@ class GrammarService:
                 if not waiter.done():
                     waiter.set_result(result)
 
-    def _judge(self, key: GrammarKey, done: Future[CompiledGrammar]) -> Outcome:
+    def _judge(self, build: _Build) -> Outcome:
+        key, done = build.key, build.job.done
         if done.cancelled():
             return _GIVEN_UP
         error = done.exception()
         if error is None:
             compiled = done.result()
-            if self._cache.put(key, compiled):
+            if self._cache.put(key, compiled, build.job.tenant):
                 return Ready(key, compiled)
             most = self.settings.cache.bytes
             reason = f"its compiled form has {compiled.nbytes} bytes"

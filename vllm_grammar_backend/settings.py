@@ -63,6 +63,8 @@ class Cache(_Section):
     """Compiled grammars in memory."""
 
     bytes: int = Field(1024**3, gt=0, description="bytes of compiled grammars kept, per rank")
+    tenant_share: float = Field(0.5, gt=0, le=1, description="of them, what one tenant may take from the others")
+    ttl: float | None = Field(None, gt=0, description="seconds after its last use at which a grammar goes; none: never")
 
 
 class Control(_Section):

@@ -9,16 +9,14 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.workers import BOTH
 from vllm_grammar_backend.admission import admit
-from vllm_grammar_backend.cache.memory import ENTRY_FLOOR, GrammarCache
+from vllm_grammar_backend.cache.memory import GrammarCache
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, StartupError
 from vllm_grammar_backend.gate import Desk
-from vllm_grammar_backend.grammar import GrammarKey, GrammarKind, GrammarOptions, GrammarSpec
+from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
 from vllm_grammar_backend.service import Counts, GrammarService, Ready
 from vllm_grammar_backend.settings import Cache, Compile, Settings
 from vllm_grammar_backend.ticket import Ticket
@@ -224,19 +222,3 @@ def test_who_comes_back_finds_the_job_going_on(service: GrammarService) -> None:
 def test_what_is_not_served_does_not_start(name: str) -> None:
     with pytest.raises(StartupError):
         GrammarService.start(name, VOCABULARY, Settings())
-
-
-class Sized:
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 200_000)), max_size=60), st.integers(0, 300_000))
-def test_the_cache_never_passes_its_bound(puts: list[tuple[int, int]], bound: int) -> None:
-    cache = GrammarCache(bound)
-    for name, nbytes in puts:
-        key = GrammarKey(str(name), "guidance", "1", "v")
-        kept = cache.put(key, Sized(nbytes))  # type: ignore[arg-type]
-        assert kept == (max(nbytes, ENTRY_FLOOR) <= bound)
-        assert cache.bytes <= bound
-        assert not kept or cache.get(key) is not None
