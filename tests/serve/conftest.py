@@ -10,11 +10,12 @@ import pytest
 
 from deploy.prepare_model import prepare
 from tests.serve.judge import Judge
-from tests.serve.server import Server
+from tests.serve.server import ROOT, Server
 
 _ARGUMENTS: dict[str, list[str]] = {
     # All logprobs: what a mask forbids must be visible. Sampling is most of its work, and twice as fast in float32.
-    "noise": ["--max-logprobs", "-1", "--dtype", "float32"],
+    # The probe does nothing until it is asked.
+    "noise": ["--max-logprobs", "-1", "--dtype", "float32", "--middleware", "tests.serve.lag.LagProbe"],
     # The request log is what must not hold schemas.
     "smollm2": ["--enable-log-requests"],
 }
@@ -37,7 +38,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory: Path = prepare(model)
     arguments = ["--structured-outputs-backend", backend, *_ARGUMENTS[model]]
     logs = tmp_path_factory.mktemp(f"{backend}-{model}")
-    with Server(directory, logs, arguments) as server:
+    with Server(directory, logs, arguments, environment={"PYTHONPATH": str(ROOT)}) as server:
         yield Served(backend, model, server, Judge(backend, directory))
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.prepare_model import prepare
 from tests.serve.client import body_for
+from tests.serve.conftest import Served
 from tests.serve.lag import percentile
 from tests.serve.refusals import OTHER_KINDS, SCHEMAS
-from tests.serve.server import ROOT, Server
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
+MODELS = ("noise",)
 RATE_PER_S = 20.0
 """Of arrivals, answered or not: about half of what two cores serve, so that plain requests do not queue."""
-SECONDS = 30.0
+SECONDS = 20.0
 PATIENCE_S = 3.0
 """A client that waits longer hangs up, so that arrivals do not wait for a backend that compiles for seconds."""
 WORST_EVERY = 50
@@ -77,23 +77,17 @@ async def drive(url: str, bodies: Bodies) -> tuple[list[float], Counter[int | st
     return lags, ends
 
 
-@pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
-def test_schemas_add_no_lag_to_the_event_loop(backend: str, maskbench_file: Path, tmp_path: Path) -> None:
-    """On a server of its own: what was abandoned is still compiled when the test is over."""
+def test_schemas_add_no_lag_to_the_event_loop(served: Served, maskbench_file: Path) -> None:
     p99: dict[str, float] = {}
     runs: list[tuple[str, Callable[[], Bodies]]] = [
         ("plain", plain),
         ("schemas", lambda: structured(maskbench_file)),
     ]
-    arguments = ["--structured-outputs-backend", backend, "--middleware", "tests.serve.lag.LagProbe"]
-    with Server(prepare("noise"), tmp_path, arguments, environment={"PYTHONPATH": str(ROOT)}) as server:
-        for name, bodies in runs:
-            lags, ends = asyncio.run(drive(server.url, bodies()))
-            shares = ", ".join(f"p{share * 100:g} {percentile(lags, share):.2f}" for share in (0.5, 0.9, 0.99, 0.999))
-            print(
-                f"\n{backend}, {name}, {dict(ends)}: lag in ms over {len(lags)} samples: {shares}, max {max(lags):.1f}"
-            )
-            assert set(ends) <= {200, 400, "hung up"}
-            p99[name] = percentile(lags, 0.99)
+    for name, bodies in runs:
+        lags, ends = asyncio.run(drive(served.server.url, bodies()))
+        shares = ", ".join(f"p{share * 100:g} {percentile(lags, share):.2f}" for share in (0.5, 0.9, 0.99, 0.999))
+        print(f"\n{served.backend}, {name}, {dict(ends)}: lag in ms over {len(lags)} samples: {shares}")
+        assert set(ends) <= {200, 400, "hung up"}
+        p99[name] = percentile(lags, 0.99)
     more = p99["schemas"] - p99["plain"]
     assert more < ALLOWED_MS, f"p99 is {more:.1f} ms more than with plain requests"
