@@ -19,6 +19,7 @@ from typing import Final
 
 from vllm_grammar_backend.compile.child import Child, Nursery
 from vllm_grammar_backend.compile.fair import FairQueue, Job, Lane
+from vllm_grammar_backend.compile.walk import too_costly
 from vllm_grammar_backend.compile.wire import ARTEFACT_FOLLOWS, READY, TAKEN, Start, read_failure, step_back
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
@@ -254,7 +255,7 @@ class WorkerPool:
             hint, reason = budget
             job = self._take(place)
             self._end(place)
-            _fail(job, GrammarError(ErrorCode.TOO_COSTLY, reason, hint=f"The setting {hint}."))
+            _fail(job, too_costly(job.spec, reason, f"The setting {hint}."))
 
     def _lost(self, place: _Place) -> None:
         """A worker ended, or never got ready, without our doing."""

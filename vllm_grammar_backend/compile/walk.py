@@ -10,6 +10,7 @@ import numpy as np
 
 from vllm_grammar_backend.engines.base import CompiledGrammar, Matcher, Row
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
+from vllm_grammar_backend.engines.whitespace import JSON_KINDS
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
 
@@ -38,8 +39,9 @@ def walk(grammar: CompiledGrammar, spec: GrammarSpec, vocabulary: Vocabulary, bu
     taken = spent
     for _ in range(STEPS):
         if taken > budget_ms and (taken := min(taken, _again_ms(grammar, vocabulary, tokens))) > budget_ms:
-            reason = f"one token mask took {taken:.0f} ms"
-            raise GrammarError(ErrorCode.TOO_COSTLY, reason, hint=f"The setting masks.budget_ms is {budget_ms:g}.")
+            raise too_costly(
+                spec, f"one token mask took {taken:.0f} ms", f"The setting masks.budget_ms is {budget_ms:g}."
+            )
         token = _pick(picks, row, vocabulary)
         if token in ends:
             matcher.reset()
@@ -50,6 +52,12 @@ def walk(grammar: CompiledGrammar, spec: GrammarSpec, vocabulary: Vocabulary, bu
             tokens.append(token)
         taken = _fill_ms(matcher, row)
         spent += taken
+
+
+def too_costly(spec: GrammarSpec, reason: str, hint: str) -> GrammarError:
+    """A reached budget; nobody can say which part of a schema is to blame, but of a regex the whole is."""
+    keyword = None if spec.kind in JSON_KINDS else spec.kind.value
+    return GrammarError(ErrorCode.TOO_COSTLY, reason, keyword=keyword, hint=hint)
 
 
 def _fill_ms(matcher: Matcher, row: Row) -> float:
