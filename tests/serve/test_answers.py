@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.client import ENDPOINTS, Answer, Endpoint, ask, body_for, send
+from tests.serve.client import ENDPOINTS, Answer, Choice, Endpoint, ask, body_for, send
 from tests.serve.conftest import Served
 from tests.serve.documents import BOUNDED, ENOUGH, KINDS, LEGACY_TAG, OPEN, TRIGGER
 from tests.serve.judge import validate
@@ -15,41 +15,48 @@ from tests.serve.judge import validate
 pytestmark = pytest.mark.server
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-def test_a_schema_with_a_longest_document_is_always_finished(served: Served, name: str) -> None:
-    schema = BOUNDED[name]
-    choice = ask(served.server.client, "chat", json_schema=schema, temperature=1.5, seed=1, max_tokens=ENOUGH).only
-    assert choice.finish == "stop"
-    served.judge.check_json(schema, choice)
+def together(served: Served, asked: dict[str, dict[str, Any]], endpoint: Endpoint = "chat") -> dict[str, Choice]:
+    """The one choice of each of these requests, which are sent at the same time."""
+    with ThreadPoolExecutor(16) as threads:
+        answers = threads.map(lambda fields: ask(served.server.client, endpoint, **fields), asked.values())
+        return {name: answer.only for name, answer in zip(asked, answers, strict=True)}
+
+
+def test_a_schema_with_a_longest_document_is_always_finished(served: Served) -> None:
+    options = {"temperature": 1.5, "seed": 1, "max_tokens": ENOUGH}
+    asked = {name: {"json_schema": schema, **options} for name, schema in BOUNDED.items()}
+    for name, choice in together(served, asked).items():
+        assert choice.finish == "stop", name
+        served.judge.check_json(BOUNDED[name], choice)
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_schema_is_never_left(served: Served, name: str) -> None:
-    for seed in range(3):
-        answer = ask(served.server.client, "chat", json_schema=OPEN[name], temperature=1.0, seed=seed, max_tokens=80)
-        served.judge.check_json(OPEN[name], answer.only)
+    options = {"json_schema": OPEN[name], "temperature": 1.0, "max_tokens": 80}
+    for choice in together(served, {f"{seed}": {"seed": seed, **options} for seed in range(3)}).values():
+        served.judge.check_json(OPEN[name], choice)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.parametrize("name", ["person", "keys", "scripts"])
-def test_every_endpoint_takes_a_response_format(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
-    choice = ask(served.server.client, endpoint, json_schema=BOUNDED[name], stream=stream, max_tokens=ENOUGH).only
-    assert choice.finish == "stop"
-    served.judge.check_json(BOUNDED[name], choice)
+def test_every_endpoint_takes_a_response_format(served: Served, endpoint: Endpoint, stream: bool) -> None:
+    options = {"stream": stream, "max_tokens": ENOUGH}
+    asked = {name: {"json_schema": BOUNDED[name], **options} for name in ("person", "keys", "scripts")}
+    for name, choice in together(served, asked, endpoint).items():
+        assert choice.finish == "stop", name
+        served.judge.check_json(BOUNDED[name], choice)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.parametrize("name", KINDS)
-def test_every_endpoint_takes_every_kind(served: Served, name: str, endpoint: Endpoint, stream: bool) -> None:
-    kind, value = KINDS[name]
-    fields = {"structured_outputs": {kind: value}, "temperature": 1.5, "max_tokens": ENOUGH}
-    choice = ask(served.server.client, endpoint, stream=stream, **fields).only
-    assert choice.finish == "stop"
-    served.judge.check(kind, value, choice)
-    if kind == "choice":
-        assert choice.text in value
+def test_every_endpoint_takes_every_kind(served: Served, endpoint: Endpoint, stream: bool) -> None:
+    options = {"stream": stream, "temperature": 1.5, "max_tokens": ENOUGH}
+    asked = {name: {"structured_outputs": {kind: value}, **options} for name, (kind, value) in KINDS.items()}
+    for name, choice in together(served, asked, endpoint).items():
+        kind, value = KINDS[name]
+        assert choice.finish == "stop", name
+        served.judge.check(kind, value, choice)
+        assert kind != "choice" or choice.text in value, name
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
