@@ -84,6 +84,10 @@ class GrammarError(Exception):
             "hint": self.hint,
         }
 
+    def anew(self) -> GrammarError:
+        """An equal one to raise: an exception that is raised again keeps the frames of every time before."""
+        return GrammarError(self.code, self.reason, self.pointer, self.keyword, self.hint)
+
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> GrammarError:
         return cls(**{**data, "code": ErrorCode(data["code"])})

@@ -176,7 +176,7 @@ class GrammarService:
             try:
                 outcome = done.result()
                 if isinstance(outcome, GrammarError):
-                    raise outcome
+                    raise outcome.anew()
                 promise.set_result(make(outcome))
             except Exception as error:  # noqa: BLE001 - left open, the promise would be waited for for ever
                 promise.set_exception(error)

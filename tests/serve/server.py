@@ -94,7 +94,8 @@ class Server:
 
     def connect(self, patience_s: float = 120) -> httpx.Client:
         """A client with connections of its own."""
-        return httpx.Client(base_url=self.url, timeout=patience_s)
+        # Idle connections are left before the server does, after five seconds: a request then would have no answer.
+        return httpx.Client(base_url=self.url, timeout=patience_s, limits=httpx.Limits(keepalive_expiry=2))
 
     def chat_body(self, content: str = "Hi", **body: Any) -> dict[str, Any]:
         return {"model": "m", "messages": [{"role": "user", "content": content}], **body}

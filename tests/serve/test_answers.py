@@ -123,7 +123,7 @@ def test_sixteen_at_once_over_twelve_schemas(served: Served) -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_cut_is_told_from_an_end(served: Served, endpoint: Endpoint) -> None:
-    schema = {"type": "string", "minLength": 100, "maxLength": 200}
+    schema = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 20, "maxItems": 30}
     cut = ask(served.server.client, endpoint, json_schema=schema, max_tokens=5).only
     assert cut.finish == "length"
     served.judge.check_json(schema, cut)

@@ -87,7 +87,8 @@ def test_schemas_add_no_lag_to_the_event_loop(served: Served, maskbench_file: Pa
         lags, ends = asyncio.run(drive(served.server.url, bodies()))
         shares = ", ".join(f"p{share * 100:g} {percentile(lags, share):.2f}" for share in (0.5, 0.9, 0.99, 0.999))
         print(f"\n{served.backend}, {name}, {dict(ends)}: lag in ms over {len(lags)} samples: {shares}")
-        assert set(ends) <= {200, 400, "hung up"}
+        # 429: the queue is one tenant's here, who has more in it than a tenant may.
+        assert set(ends) <= {200, 400, 429, "hung up"}
         p99[name] = percentile(lags, 0.99)
     more = p99["schemas"] - p99["plain"]
     assert more < ALLOWED_MS, f"p99 is {more:.1f} ms more than with plain requests"

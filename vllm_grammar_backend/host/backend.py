@@ -83,7 +83,7 @@ class PinnedBackend(StructuredOutputBackend):
         )
         outcome = self.service.ensure(spec).result()
         if isinstance(outcome, GrammarError):
-            raise outcome
+            raise outcome.anew()
         return self.grammar(outcome, stop_token_ids or ())
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
