@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Any, Final
 from uuid import uuid4
 
@@ -16,12 +17,8 @@ from vllm_grammar_backend.grammar import GrammarSpec
 from vllm_grammar_backend.service import GrammarService, Waiter
 from vllm_grammar_backend.ticket import Ticket
 
-ENSURE: Final = "grammar_ensure"
-"""The EngineCore method by which `vouch` reaches `Desk.ensure`."""
-RELEASE: Final = "grammar_release"
-"""The EngineCore method by which a request whose client has left reaches `Desk.release`."""
-STATISTICS: Final = "grammar_statistics"
-"""The EngineCore method that answers `GrammarService.statistics`."""
+CALL: Final = "grammar_call"
+"""The EngineCore method behind which `Desk.call` is; its first argument is a `Verb`."""
 WAITER: Final = "waiter"
 """Beside a ticket's fields: a name for the one who asks."""
 KNOWN_GOOD: Final = 100_000
@@ -30,6 +27,14 @@ GOOD_TTL_S: Final = 60.0
 """So long a digest is taken for known without asking. A grammar evicted meanwhile is built again in the engine."""
 KNOWN_BAD: Final = 10_000
 BAD_TTL_S: Final = 30.0
+
+
+class Verb(StrEnum):
+    """What a front end may ask of an engine: the methods of `Desk`."""
+
+    ENSURE = "ensure"
+    RELEASE = "release"
+    STATISTICS = "statistics"
 
 
 class Gate:
@@ -85,12 +90,12 @@ class Gate:
         """
         if not self._known(admitted):
             if not self._ranks_agree:
-                self._compare(await client.call_utility_all_async(STATISTICS))
+                self._compare(await client.call_utility_all_async(CALL, Verb.STATISTICS))
             waiter = uuid4().hex
             try:
-                answers = await client.call_utility_all_async(ENSURE, {**admitted, WAITER: waiter})
+                answers = await client.call_utility_all_async(CALL, Verb.ENSURE, {**admitted, WAITER: waiter})
             except asyncio.CancelledError:
-                self._leave(client.call_utility_all_async(RELEASE, waiter))
+                self._leave(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
                 raise
             self._record(admitted, answers)
 
@@ -100,7 +105,10 @@ class Gate:
             return
         inner = getattr(client, "engine_core", None)
         asked = {**admitted, WAITER: uuid4().hex}
-        answer = client.call_utility(ENSURE, asked) if inner is None else getattr(inner, ENSURE)(asked).result()
+        if inner is None:
+            answer = client.call_utility(CALL, Verb.ENSURE, asked)
+        else:
+            answer = getattr(inner, CALL)(Verb.ENSURE, asked).result()
         self._record(admitted, [answer])
 
     def _leave(self, call: Coroutine[Any, Any, Any]) -> None:
@@ -143,21 +151,28 @@ class Desk:
         self.service = service
         self._waiting: dict[str, tuple[GrammarSpec, Waiter]] = {}
 
+    def call(self, verb: str, *args: Any) -> Any:
+        """One of the methods below by its name, with plain data for arguments. Raises ValueError for any other."""
+        return getattr(self, Verb(verb))(*args)
+
+    def statistics(self) -> dict[str, str | int]:
+        return self.service.statistics()
+
     def ensure(self, data: dict[str, str]) -> Future[dict[str, str | None]]:
         """{} when the grammar is ready, an error as data when it is not.
 
         Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
         """
-        name, spec = data[WAITER], ticket.read(data)
+        name, asked = data[WAITER], ticket.read(data)
         reply: Future[dict[str, str | None]] = Future()
-        waiter = self.service.ensure(spec)
+        waiter = self.service.ensure(asked.spec, asked.tenant)
 
         def settle(_: Waiter) -> None:
             self._waiting.pop(name, None)
             outcome = waiter.result()
             reply.set_result(outcome.as_data() if isinstance(outcome, GrammarError) else {})
 
-        self._waiting[name] = spec, waiter
+        self._waiting[name] = asked.spec, waiter
         waiter.add_done_callback(settle)
         return reply
 

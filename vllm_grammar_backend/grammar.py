@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
+DEFAULT_TENANT: Final = "default"
+"""On whose account a constraint waits and is kept that belongs to nobody in particular."""
 SCHEMA_MAPS: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )

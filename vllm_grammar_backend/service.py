@@ -18,14 +18,12 @@ from vllm_grammar_backend.compile.pool import WorkerPool
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.grammar import GrammarKey, GrammarSpec
+from vllm_grammar_backend.grammar import DEFAULT_TENANT, GrammarKey, GrammarSpec
 from vllm_grammar_backend.settings import Settings
 
 logger = logging.getLogger("vllm.grammar_backend")
 """Below vLLM's own logger, whose handlers and level the operator has set."""
 
-DEFAULT_TENANT: Final = "default"
-"""On whose account a request waits that belongs to nobody in particular."""
 REFUSALS_KEPT: Final = 4096
 REFUSAL_TTL_S: Final = 60.0
 """A refusal is remembered this long, so that a client's retries cost nothing, and no longer."""
@@ -159,15 +157,18 @@ class GrammarService:
                 self._pool.abandon(build.job)
         waiter.set_result(_GIVEN_UP)
 
-    def deliver(self, spec: GrammarSpec, make: Callable[[Ready], T], *, wait: bool) -> T | Future[T]:
+    def deliver(
+        self, spec: GrammarSpec, make: Callable[[Ready], T], *, wait: bool, tenant: str = DEFAULT_TENANT
+    ) -> T | Future[T]:
         """What `make` makes of the ready grammar: at once on a hit, else a future, which fails with the refusal.
 
         Args:
             spec: the constraint.
             make: called once, on a thread of this service on a miss.
             wait: do not return before it is settled.
+            tenant: as for `ensure`.
         """
-        job = self.ensure(spec)
+        job = self.ensure(spec, tenant)
         if (wait or job.done()) and isinstance(outcome := job.result(), Ready):
             return make(outcome)
         promise: Future[T] = Future()

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.grammar import Formats, GrammarKind, GrammarOptions, GrammarSpec, Whitespace
+from vllm_grammar_backend.grammar import DEFAULT_TENANT, Formats, GrammarKind, GrammarOptions, GrammarSpec, Whitespace
 from vllm_grammar_backend.pin import KEY
 from vllm_grammar_backend.settings import Limits
 
@@ -19,10 +19,17 @@ class Ticket(dict[str, str]):
 
     __slots__ = ("spec",)
 
-    def __init__(self, spec: GrammarSpec) -> None:
+    def __init__(self, spec: GrammarSpec, tenant: str = DEFAULT_TENANT) -> None:
         options = spec.options
-        super().__init__(kind=spec.kind, text=spec.text, whitespace=options.whitespace, formats=options.formats)
+        super().__init__(
+            kind=spec.kind, text=spec.text, whitespace=options.whitespace, formats=options.formats, tenant=tenant
+        )
         self.spec = spec
+
+    @property
+    def tenant(self) -> str:
+        """On whose account the constraint waits and is kept."""
+        return self["tenant"]
 
     def __repr__(self) -> str:
         return f"<{self.spec.kind} {self.spec.digest[:16]}>"
@@ -40,10 +47,10 @@ class Ticket(dict[str, str]):
         return entry
 
 
-def read(data: Mapping[str, str]) -> GrammarSpec:
-    """The admitted constraint out of a ticket that crossed a process boundary."""
+def read(data: Mapping[str, str]) -> Ticket:
+    """A ticket that crossed a process boundary."""
     options = GrammarOptions(Whitespace(data["whitespace"]), Formats(data["formats"]))
-    return GrammarSpec(GrammarKind(data["kind"]), data["text"], options)
+    return Ticket(GrammarSpec(GrammarKind(data["kind"]), data["text"], options), data["tenant"])
 
 
 def constraint(params: Any) -> tuple[GrammarKind, object]:
@@ -80,8 +87,8 @@ def request_options(params: Any, defaults: GrammarOptions) -> GrammarOptions:
     return defaults
 
 
-def spec_of(sampling_params: Any, defaults: GrammarOptions, limits: Limits) -> GrammarSpec:
-    """The constraint of a request in the engine: its ticket's, or, where its front end made none, admitted now.
+def ticket_of(sampling_params: Any, defaults: GrammarOptions, limits: Limits) -> Ticket:
+    """The ticket of a request in the engine, or, where its front end made none, one admitted now.
 
     Raises:
         GrammarError: as `admission.admit`.
@@ -91,4 +98,4 @@ def spec_of(sampling_params: Any, defaults: GrammarOptions, limits: Limits) -> G
         return read(data)
     params = sampling_params.structured_outputs
     kind, value = constraint(params)
-    return admit(kind, value, request_options(params, defaults), limits)
+    return Ticket(admit(kind, value, request_options(params, defaults), limits))

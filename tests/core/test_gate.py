@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.gate import ENSURE, RELEASE, Desk, Gate, check_companions
+from vllm_grammar_backend.gate import CALL, Desk, Gate, Verb, check_companions
 from vllm_grammar_backend.grammar import GrammarKind
 from vllm_grammar_backend.pin import KEY, Pin
 from vllm_grammar_backend.service import GrammarService
@@ -29,17 +30,12 @@ class Engine:
         self.asked = 0
         self.told = asyncio.Event()
 
-    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        if method == ENSURE:
-            self.asked += 1
-            replies = [asyncio.wrap_future(desk.ensure(dict(args[0]))) for desk in self.desks]
-            self.told.set()
-            return await asyncio.gather(*replies)
-        if method == RELEASE:
-            for desk in self.desks:
-                desk.release(*args)
-            return []
-        return [desk.service.statistics() for desk in self.desks]
+    async def call_utility_all_async(self, method: str, verb: str, *args: Any) -> list[Any]:
+        assert method == CALL
+        self.asked += verb == Verb.ENSURE
+        replies = [desk.call(str(verb), *args) for desk in self.desks]
+        self.told.set()
+        return [await asyncio.wrap_future(reply) if isinstance(reply, Future) else reply for reply in replies]
 
 
 class Characters:

@@ -121,9 +121,7 @@ def _start_with_engine(original: Function) -> Function:
         if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            setattr(EngineCore, gate.ENSURE, lambda core, data: _desk(core).ensure(data))
-            setattr(EngineCore, gate.RELEASE, lambda core, name: _desk(core).release(name))
-            setattr(EngineCore, gate.STATISTICS, lambda core: _desk(core).service.statistics())
+            setattr(EngineCore, gate.CALL, lambda core, verb, *args: _desk(core).call(verb, *args))
 
     return init
 
@@ -141,15 +139,18 @@ def _init_grammar(original: Function) -> Function:
             return
         backend, stops = self.backend, params.all_stop_token_ids
         try:
-            spec = ticket.spec_of(params, backend.defaults, backend.service.settings.limits)
+            asked = ticket.ticket_of(params, backend.defaults, backend.service.settings.limits)
         except GrammarError as error:
             wanted.grammar = failed(error)
             return
         # The text is not needed any more; vLLM would send it to every worker, and log it when an engine dies.
         params.structured_outputs = StructuredOutputsParams(json_object=True)
-        params.extra_args = {**(params.extra_args or {}), pin.KEY: spec.digest}
+        params.extra_args = {**(params.extra_args or {}), pin.KEY: asked.spec.digest}
         wanted.grammar = backend.service.deliver(
-            spec, lambda ready: backend.grammar(ready, stops), wait=not self._use_async_grammar_compilation
+            asked.spec,
+            lambda ready: backend.grammar(ready, stops),
+            wait=not self._use_async_grammar_compilation,
+            tenant=asked.tenant,
         )
 
     return grammar_init

@@ -47,4 +47,4 @@ router = APIRouter(prefix="/v1/grammars", tags=["grammars"])
 @router.get("/stats")
 async def stats(client: Annotated[Any, Depends(_client)]) -> dict[str, list[dict[str, str | int]]]:
     """Counts and sizes of every rank behind this server."""
-    return {"ranks": await client.call_utility_all_async(gate.STATISTICS)}
+    return {"ranks": await client.call_utility_all_async(gate.CALL, gate.Verb.STATISTICS)}
