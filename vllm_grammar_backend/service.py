@@ -12,9 +12,9 @@ from typing import Any, Final, Self, TypeVar
 from cachetools import TTLCache
 
 from vllm_grammar_backend import __version__, engines
-from vllm_grammar_backend.cache.memory import GrammarCache
+from vllm_grammar_backend.cache.memory import Entry, GrammarCache
 from vllm_grammar_backend.compile.fair import Job, Lane
-from vllm_grammar_backend.compile.pool import WorkerPool
+from vllm_grammar_backend.compile.supply import Supply
 from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
 from vllm_grammar_backend.engines.vocabulary import Vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
@@ -31,7 +31,7 @@ REFUSAL_TTL_S: Final = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """Since start. Every call of `ensure` is one of the first four, or turned away."""
+    """Since start."""
 
     hits: int = 0
     builds: int = 0
@@ -42,7 +42,7 @@ class Counts:
     refusals: int = 0
     faults: int = 0
     turned_away: int = 0
-    """The queue, or a tenant's part of it, was full."""
+    """Asked to come again: the queue, or a tenant's part of it, was full, or a worker was lost."""
     abandoned: int = 0
     """Builds that nobody waited for any more."""
 
@@ -69,6 +69,7 @@ class _Build:
     key: GrammarKey
     job: Job
     waiters: set[Waiter]
+    pinned: bool
 
 
 class GrammarService:
@@ -78,7 +79,7 @@ class GrammarService:
         self.engine = engine
         self.version = version
         self.settings = settings
-        self._pool = WorkerPool(engine, settings)
+        self._supply = Supply(engine, settings)
         keep = settings.cache
         self._cache = GrammarCache(keep.bytes, tenant_share=keep.tenant_share, ttl_s=keep.ttl)
         self._refusals: TTLCache[GrammarKey, GrammarError] = TTLCache(REFUSALS_KEPT, REFUSAL_TTL_S)
@@ -109,13 +110,21 @@ class GrammarService:
         """What is known in memory: never waits, never computes."""
         return self._known(self.key(spec))
 
-    def ensure(self, spec: GrammarSpec, tenant: str = DEFAULT_TENANT, lane: Lane = Lane.REQUEST) -> Waiter:
+    def ensure(
+        self,
+        spec: GrammarSpec,
+        tenant: str = DEFAULT_TENANT,
+        lane: Lane = Lane.REQUEST,
+        *,
+        pinned: bool = False,
+    ) -> Waiter:
         """Have the grammar ready, or know why not. One build per key, however many ask.
 
         Args:
             spec: the constraint.
             tenant: on whose account it waits, where it has to.
             lane: whether a request waits for it.
+            pinned: once ready, it is kept until the end.
 
         Returns:
             a future of the caller's own that always succeeds; `release` it when nobody waits for it any more.
@@ -126,21 +135,24 @@ class GrammarService:
             if known is not None:
                 self._counts.hits += isinstance(known, Ready)
                 self._counts.refused_again += isinstance(known, GrammarError)
+                if pinned:
+                    self._cache.pin(key)
                 waiter.set_result(known)
                 return waiter
             build = self._in_flight.get(key)
             if build is not None:
                 self._counts.joined += 1
                 build.waiters.add(waiter)
-                self._pool.rejoin(build.job)
+                build.pinned |= pinned
+                self._supply.pool.rejoin(build.job)
                 return waiter
             try:
-                job = self._pool.submit(spec, tenant, lane)
+                job = self._supply.obtain(key, spec, tenant, lane)
             except GrammarError as error:
                 self._counts.turned_away += 1
                 waiter.set_result(error)
                 return waiter
-            build = self._in_flight[key] = _Build(key, job, {waiter})
+            build = self._in_flight[key] = _Build(key, job, {waiter}, pinned)
             self._counts.builds += 1
         job.done.add_done_callback(lambda _: self._settle(build))
         return waiter
@@ -154,7 +166,7 @@ class GrammarService:
             build.waiters.remove(waiter)
             if not build.waiters:
                 self._counts.abandoned += 1
-                self._pool.abandon(build.job)
+                self._supply.pool.abandon(build.job)
         waiter.set_result(_GIVEN_UP)
 
     def deliver(
@@ -185,10 +197,16 @@ class GrammarService:
         job.add_done_callback(settle)
         return promise
 
+    def entries(self) -> list[Entry]:
+        """What is held in memory, longest unused first."""
+        return self._cache.entries()
+
     def statistics(self) -> dict[str, str | int]:
         """Counts since start, and what is held now; digests and schemas are not in it."""
         with self._lock:
             counts = {**asdict(self._counts), "in_flight": len(self._in_flight)}
+        pool, store = self._supply.pool, self._supply.store
+        stored = {f"store_{name}": getattr(store, name, 0) for name in ("hits", "rejects", "faults")}
         return {
             "backend": self.engine.name,
             "version": self.version,
@@ -198,14 +216,15 @@ class GrammarService:
             "cache_bytes": self._cache.bytes,
             "cache_live_bytes": self._cache.live_bytes,
             "cache_evictions": self._cache.evictions,
-            "waiting": self._pool.waiting,
-            "workers": len(self._pool.pids),
-            "worker_restarts": self._pool.restarts,
+            "waiting": pool.waiting,
+            "workers": len(pool.pids),
+            "worker_restarts": pool.restarts,
+            **stored,
             **counts,
         }
 
     def close(self) -> None:
-        self._pool.close()
+        self._supply.close()
 
     def _known(self, key: GrammarKey) -> Outcome | None:
         compiled = self._cache.get(key)
@@ -233,7 +252,9 @@ class GrammarService:
         error = done.exception()
         if error is None:
             compiled = done.result()
-            if self._cache.put(key, compiled, build.job.tenant):
+            if self._cache.put(
+                key, compiled, build.job.tenant, pinned=build.pinned, compile_ms=build.job.seconds * 1000
+            ):
                 return Ready(key, compiled)
             most = self.settings.cache.bytes
             reason = f"its compiled form has {compiled.nbytes} bytes"
@@ -244,10 +265,12 @@ class GrammarService:
                 self._refusals[key] = error
                 self._counts.refusals += 1
             return error
+        if isinstance(error, GrammarError):
+            with self._lock:
+                self._counts.turned_away += 1
+            return error
         with self._lock:
             self._counts.faults += 1
-        if isinstance(error, GrammarError):
-            return error
         # The exception's own text may quote the schema, which is private.
         logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
         return GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")

@@ -67,6 +67,13 @@ class Cache(_Section):
     ttl: float | None = Field(None, gt=0, description="seconds after its last use at which a grammar goes; none: never")
 
 
+class Store(_Section):
+    """Compiled grammars on disk."""
+
+    path: str | None = Field(None, description="directory of artefacts and saved names, local or shared; none: none")
+    bytes: int = Field(10 * 1024**3, gt=0, description="bytes of artefacts kept there")
+
+
 class Control(_Section):
     """The HTTP control plane."""
 
@@ -85,6 +92,7 @@ class Settings(_Section):
     compile: Compile = Compile()
     masks: Masks = Masks()
     cache: Cache = Cache()
+    store: Store = Store()
     control: Control = Control()
 
     @property

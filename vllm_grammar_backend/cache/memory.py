@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -20,11 +20,29 @@ ENTRY_FLOOR: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one grammar that is held."""
+
+    digest: str
+    tenant: str
+    """Who asked for it first."""
+    nbytes: int
+    compile_ms: float
+    """0 where it came from the store."""
+    hits: int
+    idle_s: float
+    """Seconds since its last use."""
+    pinned: bool
+
+
+@dataclass(slots=True)
 class _Entry:
     grammar: CompiledGrammar
     tenant: str
     pinned: bool
     nbytes: int
+    compile_ms: float
+    hits: int = 0
 
 
 class _Entries(Cache[GrammarKey, _Entry]):
@@ -99,11 +117,20 @@ class GrammarCache:
             if entry is None:
                 return None
             self._touch(key)
+            entry.hits += 1
             return entry.grammar
 
-    def put(self, key: GrammarKey, grammar: CompiledGrammar, tenant: str = "", *, pinned: bool = False) -> bool:
+    def put(
+        self,
+        key: GrammarKey,
+        grammar: CompiledGrammar,
+        tenant: str = "",
+        *,
+        pinned: bool = False,
+        compile_ms: float = 0.0,
+    ) -> bool:
         """Keep `grammar`, evicting as needed. False where it does not fit beside what is pinned."""
-        entry = _Entry(grammar, tenant, pinned, max(grammar.nbytes, ENTRY_FLOOR))
+        entry = _Entry(grammar, tenant, pinned, max(grammar.nbytes, ENTRY_FLOOR), compile_ms)
         entries = self._entries
         with self._lock:
             self._expire()
@@ -122,6 +149,25 @@ class GrammarCache:
             self._touch(key)
             self._alive.add(grammar)
         return True
+
+    def pin(self, key: GrammarKey) -> None:
+        """Keep what is held now for good."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._entries[key] = replace(entry, pinned=True)
+                self._touch(key)
+
+    def entries(self) -> list[Entry]:
+        """Longest unused first."""
+        with self._lock:
+            self._expire()
+            now, used = self._clock(), self._entries.used
+            return [
+                Entry(key.digest, held.tenant, held.nbytes, held.compile_ms, held.hits, now - last, held.pinned)
+                for key, last in used.items()
+                for held in [self._entries[key]]
+            ]
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
@@ -40,6 +41,18 @@ class Job:
     lost: int = 0
     """Workers that ended while they had it."""
     abandoned: bool = False
+    seconds: float = 0.0
+    """How long the worker had it that answered."""
+    artefact: bytes = b""
+    """What that worker made, where it made something."""
+
+    def succeed(self, grammar: CompiledGrammar) -> None:
+        with suppress(InvalidStateError):  # abandoned meanwhile
+            self.done.set_result(grammar)
+
+    def fail(self, error: Exception) -> None:
+        with suppress(InvalidStateError):
+            self.done.set_exception(error)
 
 
 class FairQueue:

@@ -10,8 +10,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 from time import monotonic
@@ -21,7 +20,7 @@ from vllm_grammar_backend.compile.child import Child, Nursery
 from vllm_grammar_backend.compile.fair import FairQueue, Job, Lane
 from vllm_grammar_backend.compile.walk import too_costly
 from vllm_grammar_backend.compile.wire import ARTEFACT_FOLLOWS, READY, TAKEN, Start, read_failure, step_back
-from vllm_grammar_backend.engines.base import CompiledGrammar, Engine
+from vllm_grammar_backend.engines.base import Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
 from vllm_grammar_backend.settings import Settings
@@ -79,7 +78,8 @@ class WorkerPool:
         self.restarts = 0
         """Workers that ended and were not asked to."""
         self._bell, self._ring = Pipe(duplex=False)
-        self._loaders = ThreadPoolExecutor(self._limits.workers, "grammar-load", initializer=step_back)
+        self.loaders = ThreadPoolExecutor(self._limits.workers, "grammar-load", initializer=step_back)
+        """On these threads the parent makes grammars of artefacts."""
         self._thread = threading.Thread(target=self._run, name="grammar-compile", daemon=True)
         self._thread.start()
 
@@ -90,12 +90,19 @@ class WorkerPool:
             GrammarError: the queue or the tenant's part of it is full, or the pool is closed.
         """
         job = Job(spec, tenant, lane)
+        self.enqueue(job)
+        return job
+
+    def enqueue(self, job: Job) -> None:
+        """As `submit`, for a job that was made before and may have been abandoned since."""
         with self._lock:
             if self._closing:
                 raise GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down")
-            self._queue.push(job)
+            if not job.abandoned:
+                self._queue.push(job)
+        if job.abandoned:
+            job.done.cancel()
         self._ring.send_bytes(b"!")
-        return job
 
     def abandon(self, job: Job) -> None:
         """Nobody waits for it any more: at once cancelled where it waits, after a moment's grace where it runs."""
@@ -128,7 +135,7 @@ class WorkerPool:
         if not closed:
             self._ring.send_bytes(b"!")
             self._thread.join()
-            self._loaders.shutdown(wait=False, cancel_futures=True)
+            self.loaders.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         while not self._closing:
@@ -141,7 +148,7 @@ class WorkerPool:
                 place.child.end()
         jobs = [*self._queue, *(place.job for place in self._places if place.job)]
         for job in jobs:
-            _fail(job, GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+            job.fail(GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
         self._nursery.close()
 
     def _turn(self) -> None:
@@ -220,11 +227,14 @@ class WorkerPool:
         if message == TAKEN:
             place.taken = True
             return
+        seconds = monotonic() - place.since
         job, place.failures = self._take(place), 0
+        job.seconds = seconds
         if artefact is None:
-            _fail(job, read_failure(message))
+            job.fail(read_failure(message))
         else:
-            self._loaders.submit(_load, self._engine, job, artefact)
+            job.artefact = artefact
+            self.loaders.submit(_load, self._engine, job)
         if place.child.resident - place.idle_bytes > self._limits.memory_mb * _MIB / 2:
             self._end(place)  # a worker must not grow from job to job
 
@@ -255,7 +265,7 @@ class WorkerPool:
             hint, reason = budget
             job = self._take(place)
             self._end(place)
-            _fail(job, too_costly(job.spec, reason, f"The setting {hint}."))
+            job.fail(too_costly(job.spec, reason, f"The setting {hint}."))
 
     def _lost(self, place: _Place) -> None:
         """A worker ended, or never got ready, without our doing."""
@@ -273,7 +283,7 @@ class WorkerPool:
             again = job.lost < LOSSES and not job.abandoned
             self._queue.put_back(job) if again else self._queue.finished(job)
         if not again:
-            _fail(job, _CRASHED if status != -signal.SIGKILL else _KILLED)
+            job.fail(_CRASHED if status != -signal.SIGKILL else _KILLED)
         if place.taken:
             self._back_off(place)
 
@@ -301,23 +311,13 @@ class WorkerPool:
             for job in jobs:
                 self._queue.remove(job)
         for job in jobs:
-            _fail(job, GrammarError(ErrorCode.UNAVAILABLE, reason, hint="Try again later."))
+            job.fail(GrammarError(ErrorCode.UNAVAILABLE, reason, hint="Try again later."))
 
 
-def _load(engine: Engine, job: Job, artefact: bytes) -> None:
+def _load(engine: Engine, job: Job) -> None:
     try:
-        grammar: CompiledGrammar = engine.load(artefact)
+        grammar = engine.load(job.artefact)
     except Exception as error:  # noqa: BLE001 - whoever waits is told
-        _fail(job, error)
+        job.fail(error)
     else:
-        _settle(job.done, grammar)
-
-
-def _settle(done: Future[CompiledGrammar], grammar: CompiledGrammar) -> None:
-    with suppress(InvalidStateError):  # abandoned meanwhile
-        done.set_result(grammar)
-
-
-def _fail(job: Job, error: Exception) -> None:
-    with suppress(InvalidStateError):
-        job.done.set_exception(error)
+        job.succeed(grammar)
