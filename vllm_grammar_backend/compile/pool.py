@@ -78,8 +78,7 @@ class WorkerPool:
         self.restarts = 0
         """Workers that ended and were not asked to."""
         self._bell, self._ring = Pipe(duplex=False)
-        self.loaders = ThreadPoolExecutor(self._limits.workers, "grammar-load", initializer=step_back)
-        """On these threads the parent makes grammars of artefacts."""
+        self._loaders = ThreadPoolExecutor(self._limits.workers, "grammar-load", initializer=step_back)
         self._thread = threading.Thread(target=self._run, name="grammar-compile", daemon=True)
         self._thread.start()
 
@@ -135,7 +134,7 @@ class WorkerPool:
         if not closed:
             self._ring.send_bytes(b"!")
             self._thread.join()
-            self.loaders.shutdown(wait=False, cancel_futures=True)
+            self._loaders.shutdown()
 
     def _run(self) -> None:
         while not self._closing:
@@ -234,7 +233,7 @@ class WorkerPool:
             job.fail(read_failure(message))
         else:
             job.artefact = artefact
-            self.loaders.submit(_load, self._engine, job)
+            self._loaders.submit(_load, self._engine, job)
         if place.child.resident - place.idle_bytes > self._limits.memory_mb * _MIB / 2:
             self._end(place)  # a worker must not grow from job to job
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Final
 from vllm_grammar_backend.cache.store import ArtefactStore, Claim
 from vllm_grammar_backend.compile.fair import Job, Lane
 from vllm_grammar_backend.compile.pool import QUEUE_DEADLINES, WorkerPool
+from vllm_grammar_backend.compile.wire import step_back
 from vllm_grammar_backend.engines.base import Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKey, GrammarSpec
@@ -51,6 +53,7 @@ class Supply:
         """What another process compiles."""
         if settings.store.path is not None:
             self.store = ArtefactStore(settings.store.path, settings.store.bytes)
+            self._loaders = ThreadPoolExecutor(self._limits.workers, "grammar-read", initializer=step_back)
             self._thread = threading.Thread(target=self._run, args=(self.store,), name="grammar-store", daemon=True)
             self._thread.start()
 
@@ -71,6 +74,7 @@ class Supply:
         """End the workers and the thread. Jobs that are not done fail as retryable."""
         self.pool.close()
         if self.store is not None:
+            self._loaders.shutdown()
             self._tasks.put(None)
             self._thread.join()
 
@@ -82,19 +86,22 @@ class Supply:
                 task = self._tasks.get(timeout=LOOK_AGAIN_S if self._elsewhere else None)
             if task is None:
                 break
-            try:
-                task()
-                if monotonic() - looked >= LOOK_AGAIN_S:
-                    looked, wants = monotonic(), self._elsewhere
-                    self._elsewhere = []
-                    for want in wants:
-                        self._find(store, want)
-            except Exception:
-                logger.exception("The artefact store goes on after a fault of its own")
+            task()
+            if monotonic() - looked >= LOOK_AGAIN_S:
+                looked, wants = monotonic(), self._elsewhere
+                self._elsewhere = []
+                for want in wants:
+                    self._find(store, want)
         for want in self._elsewhere:
             want.job.fail(GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
 
     def _find(self, store: ArtefactStore, want: _Want) -> None:
+        try:
+            self._seek(store, want)
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the thread goes on
+            want.job.fail(error)
+
+    def _seek(self, store: ArtefactStore, want: _Want) -> None:
         if want.job.abandoned:
             want.job.done.cancel()
             return
@@ -108,13 +115,10 @@ class Supply:
         if artefact is not None:
             if want.claim:
                 want.claim.release()
-            self.pool.loaders.submit(self._load, store, want, artefact)
+            self._loaders.submit(self._load, store, want, artefact)
             return
         want.job.done.add_done_callback(lambda _: self._tasks.put(partial(_keep, store, want)))
-        try:
-            self.pool.enqueue(want.job)
-        except GrammarError as error:
-            want.job.fail(error)
+        self.pool.enqueue(want.job)
 
     def _can_wait(self, job: Job) -> bool:
         """As long as a job waits for a worker here; and no more of them than may wait here."""
