@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from enum import StrEnum
+from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,13 +17,21 @@ from cachetools import TTLCache
 from vllm_grammar_backend import admission, pin, settings, ticket
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
-from vllm_grammar_backend.service import GrammarService, Waiter
+from vllm_grammar_backend.masks.steps import StepTimes
+from vllm_grammar_backend.metrics import Metrics
+from vllm_grammar_backend.service import Found, GrammarService, Waiter
 from vllm_grammar_backend.ticket import Ticket
+
+logger = logging.getLogger("vllm.grammar_backend")
 
 CALL: Final = "grammar_call"
 """The EngineCore method behind which `Desk.call` is; its first argument is a `Verb`."""
 WAITER: Final = "waiter"
 """Beside a ticket's fields: a name for the one who asks."""
+FOUND: Final = "found"
+"""Beside an answer's fields: how it was found."""
+WATCH_S: Final = 1.0
+"""How often engines are asked for what metrics show."""
 KNOWN_GOOD: Final = 100_000
 """Digests remembered as good; about 200 bytes each."""
 GOOD_TTL_S: Final = 60.0
@@ -35,29 +46,20 @@ class Verb(StrEnum):
     ENSURE = "ensure"
     RELEASE = "release"
     STATISTICS = "statistics"
+    OBSERVE = "observe"
 
 
 class Gate:
     """Admits constraints in one front-end process. Used on one event loop, or by one thread offline."""
 
-    def __init__(self, found: pin.Pin, structured_outputs_config: Any) -> None:
+    def __init__(self, found: pin.Pin, structured_outputs_config: Any, model_name: str = "") -> None:
+        self._metrics = Metrics(found.backend, model_name)
         self._settings = settings.load(found.file)
         self._defaults = pin.options_of(self._settings, structured_outputs_config)
         self._good: TTLCache[str, bool] = TTLCache(KNOWN_GOOD, GOOD_TTL_S)
         self._bad: TTLCache[str, dict[str, str | None]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
         self._ranks_agree = False
-        self._leaving: set[asyncio.Future[Any]] = set()
-
-    def issue(self, params: Any) -> Ticket:
-        """Bounds, one parse, the digest. Raises GrammarError."""
-        kind, value = ticket.constraint(params)
-        options = ticket.request_options(params, self._defaults)
-        return Ticket(admission.admit(kind, value, options, self._settings.limits))
-
-    async def issue_async(self, params: Any) -> Ticket:
-        """As `issue`; a large constraint is walked on a thread, so that the loop keeps turning."""
-        _, value = ticket.constraint(params)
-        return self.issue(params) if admission.is_small(value) else await asyncio.to_thread(self.issue, params)
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     async def admit_request(self, request: Any, tokenizer: Any, client: Any) -> None:
         """Admit and vouch for the constraint of an HTTP request, and put the ticket where vLLM takes it along.
@@ -65,57 +67,94 @@ class Gate:
         Args:
             request: vLLM's chat, completion or responses request, after its tool parser has seen it.
             tokenizer: the model's.
-            client: as for `vouch`.
+            client: vLLM's asynchronous engine-core client.
 
         Raises:
             GrammarError: the verdict, or an option that does not go with a constraint.
         """
-        Ticket.of(request.vllm_xargs)
-        params = request.extract_structured_outputs()
-        if params is not None:
-            check_companions(request, tokenizer)
-            admitted = await self.issue_async(params)
-            await self.vouch(admitted, client)
-            request.vllm_xargs = {**(request.vllm_xargs or {}), pin.KEY: admitted}
+        with self._counted():
+            Ticket.of(request.vllm_xargs)
+            params = request.extract_structured_outputs()
+            if params is not None:
+                check_companions(request, tokenizer)
+                admitted = await self._admit(params, client)
+                request.vllm_xargs = {**(request.vllm_xargs or {}), pin.KEY: admitted}
 
-    async def vouch(self, admitted: Ticket, client: Any) -> None:
-        """Wait until the engine has the grammar ready. A known digest costs a look-up.
+    async def admit_params(self, sampling_params: Any, client: Any) -> Ticket:
+        """As `admit_request`, for constrained sampling parameters, which may carry a ticket of ours already."""
+        with self._counted():
+            admitted = Ticket.of(sampling_params.extra_args)
+            if admitted is None:
+                check_companions(sampling_params)
+                admitted = await self._admit(sampling_params.structured_outputs, client)
+            return admitted
 
-        Args:
-            admitted: from `issue`.
-            client: vLLM's asynchronous engine-core client.
+    def admit_params_blocking(self, sampling_params: Any, client: Any) -> Ticket:
+        """As `admit_params`, for offline use; `client` is vLLM's synchronous or in-process engine-core client."""
+        with self._counted():
+            check_companions(sampling_params)
+            admitted = self._issue(sampling_params.structured_outputs)
+            if not self._known(admitted):
+                inner = getattr(client, "engine_core", None)
+                asked = {**admitted, WAITER: uuid4().hex}
+                if inner is None:
+                    answer = client.call_utility(CALL, Verb.ENSURE, asked)
+                else:
+                    answer = getattr(inner, CALL)(Verb.ENSURE, asked).result()
+                self._record(admitted, [answer])
+            return admitted
 
-        Raises:
-            GrammarError: the verdict.
+    def start_watching(self, client: Any) -> None:
+        """Report to `/metrics` what engines report of themselves; one of several API servers does."""
+        if getattr(client, "client_index", 0) == 0:
+            self._in_background(self._watch(client))
+
+    async def _watch(self, client: Any) -> None:
+        while True:
+            try:
+                for facts in await client.call_utility_all_async(CALL, Verb.OBSERVE):
+                    self._metrics.engine(facts)
+            except Exception as error:  # noqa: BLE001 - it is vLLM's to say that an engine has died
+                logger.warning("The engines' metrics are not updated any more: %s", type(error).__name__)
+                return
+            await asyncio.sleep(WATCH_S)
+
+    def _issue(self, params: Any) -> Ticket:
+        kind, value = ticket.constraint(params)
+        options = ticket.request_options(params, self._defaults)
+        return Ticket(admission.admit(kind, value, options, self._settings.limits))
+
+    async def _admit(self, params: Any, client: Any) -> Ticket:
+        """Bounds, one parse, the digest; a large constraint is walked on a thread, so that the loop keeps turning.
+        Then wait until the engine has the grammar ready; a known digest costs a look-up.
         """
+        _, value = ticket.constraint(params)
+        small = admission.is_small(value)
+        admitted = self._issue(params) if small else await asyncio.to_thread(self._issue, params)
         if not self._known(admitted):
             if not self._ranks_agree:
                 self._compare(await client.call_utility_all_async(CALL, Verb.STATISTICS))
-            waiter = uuid4().hex
+            began, waiter = monotonic(), uuid4().hex
             try:
                 answers = await client.call_utility_all_async(CALL, Verb.ENSURE, {**admitted, WAITER: waiter})
             except asyncio.CancelledError:
-                self._leave(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
+                self._in_background(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
                 raise
-            self._record(admitted, answers)
+            self._record(admitted, answers, monotonic() - began)
+        return admitted
 
-    def vouch_blocking(self, admitted: Ticket, client: Any) -> None:
-        """As `vouch`, for offline use; `client` is vLLM's synchronous or in-process engine-core client."""
-        if self._known(admitted):
-            return
-        inner = getattr(client, "engine_core", None)
-        asked = {**admitted, WAITER: uuid4().hex}
-        if inner is None:
-            answer = client.call_utility(CALL, Verb.ENSURE, asked)
-        else:
-            answer = getattr(inner, CALL)(Verb.ENSURE, asked).result()
-        self._record(admitted, [answer])
-
-    def _leave(self, call: Coroutine[Any, Any, Any]) -> None:
-        """See a call through whose request is over."""
+    def _in_background(self, call: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(call)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except GrammarError as error:
+            self._metrics.refused(error.code)
+            raise
 
     def _compare(self, ranks: list[dict[str, str | int]]) -> None:
         """Refuse to serve where engines run with other settings or libraries than this front end or each other."""
@@ -131,10 +170,15 @@ class Gate:
         if refusal is not None:
             # A new exception each time: one that is raised again keeps the frames of every request it ended.
             raise GrammarError.from_data(refusal)
-        return digest in self._good
+        known = digest in self._good
+        if known:
+            self._metrics.waited(Found.HIT, 0.0)
+        return known
 
-    def _record(self, admitted: Ticket, answers: list[dict[str, str | None]]) -> None:
+    def _record(self, admitted: Ticket, answers: list[dict[str, str | None]], seconds: float = 0.0) -> None:
         digest = admitted.spec.digest
+        found = {answer.pop(FOUND) for answer in answers}
+        self._metrics.waited(next(each for each in reversed(Found) if each in found), seconds)
         refusals = [GrammarError.from_data(answer) for answer in answers if answer]
         if not refusals:
             self._good[digest] = True
@@ -147,8 +191,10 @@ class Gate:
 class Desk:
     """The engine's side: answers as data, one waiter per call that may leave before it has its answer."""
 
-    def __init__(self, service: GrammarService) -> None:
+    def __init__(self, service: GrammarService, rank: int = 0) -> None:
         self.service = service
+        self.rank = rank
+        self.steps = StepTimes()
         self._waiting: dict[str, tuple[GrammarSpec, Waiter]] = {}
 
     def call(self, verb: str, *args: Any) -> Any:
@@ -158,8 +204,18 @@ class Desk:
     def statistics(self) -> dict[str, str | int]:
         return self.service.statistics()
 
+    def observe(self) -> dict[str, Any]:
+        """The facts that `Metrics.engine` takes; what was observed is told once."""
+        return {
+            **self.service.statistics(),
+            "engine": self.rank,
+            "compiled": self.service.drain_compiled(),
+            "steps": self.steps.drain(),
+            "unmasked": self.steps.unmasked,
+        }
+
     def ensure(self, data: dict[str, str]) -> Future[dict[str, str | None]]:
-        """{} when the grammar is ready, an error as data when it is not.
+        """How it was found and, where the grammar is not ready, an error as data.
 
         Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
         """
@@ -167,10 +223,11 @@ class Desk:
         reply: Future[dict[str, str | None]] = Future()
         waiter = self.service.ensure(asked.spec, asked.tenant)
 
-        def settle(_: Waiter) -> None:
+        def settle(_: Future[Any]) -> None:
             self._waiting.pop(name, None)
             outcome = waiter.result()
-            reply.set_result(outcome.as_data() if isinstance(outcome, GrammarError) else {})
+            refusal = outcome.as_data() if isinstance(outcome, GrammarError) else {}
+            reply.set_result({FOUND: waiter.found.value, **refusal})
 
         self._waiting[name] = asked.spec, waiter
         waiter.add_done_callback(settle)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Final, Self, TypeVar
 
 from cachetools import TTLCache
@@ -24,6 +26,7 @@ from vllm_grammar_backend.settings import Settings
 logger = logging.getLogger("vllm.grammar_backend")
 """Below vLLM's own logger, whose handlers and level the operator has set."""
 
+OBSERVATIONS_KEPT: Final = 4096
 REFUSALS_KEPT: Final = 4096
 REFUSAL_TTL_S: Final = 60.0
 """A refusal is remembered this long, so that a client's retries cost nothing, and no longer."""
@@ -56,8 +59,26 @@ class Ready:
 
 
 Outcome = Ready | GrammarError
-Waiter = Future[Outcome]
-"""One caller's own: it always succeeds, and `release` gives its place up."""
+
+
+class Found(StrEnum):
+    """How a call of `ensure` was met, from the cheapest to the dearest."""
+
+    HIT = "hit"
+    """Known in memory, a refusal as well."""
+    JOIN = "join"
+    """Somebody else had asked for it."""
+    MISS = "miss"
+
+
+class Waiter(Future[Outcome]):
+    """One caller's own: it always succeeds, and `release` gives its place up."""
+
+    def __init__(self, found: Found = Found.MISS) -> None:
+        super().__init__()
+        self.found = found
+
+
 T = TypeVar("T")
 _GIVEN_UP: Final = GrammarError(ErrorCode.UNAVAILABLE, "it was given up before it was compiled")
 
@@ -86,6 +107,7 @@ class GrammarService:
         self._in_flight: dict[GrammarKey, _Build] = {}
         self._lock = threading.RLock()
         self._counts = Counts()
+        self._compiled: deque[tuple[str, float]] = deque(maxlen=OBSERVATIONS_KEPT)
 
     @classmethod
     def start(cls, backend: str, vocabulary: Vocabulary, settings: Settings) -> Self:
@@ -129,7 +151,7 @@ class GrammarService:
         Returns:
             a future of the caller's own that always succeeds; `release` it when nobody waits for it any more.
         """
-        key, waiter = self.key(spec), Waiter()
+        key = self.key(spec)
         with self._lock:
             known = self._known(key)
             if known is not None:
@@ -137,15 +159,18 @@ class GrammarService:
                 self._counts.refused_again += isinstance(known, GrammarError)
                 if pinned:
                     self._cache.pin(key)
+                waiter = Waiter(Found.HIT)
                 waiter.set_result(known)
                 return waiter
             build = self._in_flight.get(key)
             if build is not None:
                 self._counts.joined += 1
+                waiter = Waiter(Found.JOIN)
                 build.waiters.add(waiter)
                 build.pinned |= pinned
                 self._supply.pool.rejoin(build.job)
                 return waiter
+            waiter = Waiter()
             try:
                 job = self._supply.obtain(key, spec, tenant, lane)
             except GrammarError as error:
@@ -205,6 +230,7 @@ class GrammarService:
         """Counts since start, and what is held now; digests and schemas are not in it."""
         with self._lock:
             counts = {**asdict(self._counts), "in_flight": len(self._in_flight)}
+            costly = sum(error.code is ErrorCode.TOO_COSTLY for error in self._refusals.values())
         pool, store = self._supply.pool, self._supply.store
         stored = {f"store_{name}": getattr(store, name, 0) for name in ("hits", "rejects", "faults")}
         return {
@@ -219,9 +245,14 @@ class GrammarService:
             "waiting": pool.waiting,
             "workers": len(pool.pids),
             "worker_restarts": pool.restarts,
+            "quarantined": costly,
             **stored,
             **counts,
         }
+
+    def drain_compiled(self) -> list[tuple[str, float]]:
+        """Outcome (`ready`, `refused`, `failed`) and seconds in a worker of each job since the last call."""
+        return [self._compiled.popleft() for _ in range(len(self._compiled))]
 
     def close(self) -> None:
         self._supply.close()
@@ -244,6 +275,8 @@ class GrammarService:
             for waiter in build.waiters:
                 if not waiter.done():
                     waiter.set_result(result)
+            if build.job.seconds:
+                self._compiled.append((_outcome(result), build.job.seconds))
 
     def _judge(self, build: _Build) -> Outcome:
         key, done = build.key, build.job.done
@@ -274,6 +307,12 @@ class GrammarService:
         # The exception's own text may quote the schema, which is private.
         logger.error("Grammar %s: the compile job failed with %s", key.digest[:16], type(error).__name__)
         return GrammarError(ErrorCode.UNAVAILABLE, "the grammar could not be built; this is the server's fault")
+
+
+def _outcome(result: Outcome) -> str:
+    if isinstance(result, Ready):
+        return "ready"
+    return "failed" if result.retryable else "refused"
 
 
 def failed(error: GrammarError) -> Future[Any]:

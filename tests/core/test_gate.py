@@ -116,8 +116,8 @@ def test_a_client_that_leaves_gives_its_place_up(start: Start) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while gate._leaving:
-            await asyncio.wait(gate._leaving)
+        while gate._tasks:
+            await asyncio.wait(gate._tasks)
 
     asyncio.run(leave())
     assert service.statistics()["abandoned"] == 1

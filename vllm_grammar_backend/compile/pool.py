@@ -263,6 +263,7 @@ class WorkerPool:
         if budget:
             hint, reason = budget
             job = self._take(place)
+            job.seconds = taken
             self._end(place)
             job.fail(too_costly(job.spec, reason, f"The setting {hint}."))
 

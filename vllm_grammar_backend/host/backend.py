@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
@@ -33,9 +34,14 @@ class PinnedGrammar(StructuredOutputGrammar):
     def __init__(self, matcher: Matcher, backend: PinnedBackend) -> None:
         self._matcher = matcher
         self._backend = backend
+        self._filled = False
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002 - vLLM's signature
-        return self._matcher.accept(tokens)
+        began = perf_counter()
+        accepted = self._matcher.accept(tokens)
+        self._backend.desk.steps.accepted(perf_counter() - began, first=not self._filled)
+        self._filled = True
+        return accepted
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         return tokens[: self._matcher.validate(tokens)]
@@ -44,7 +50,10 @@ class PinnedGrammar(StructuredOutputGrammar):
         self._matcher.rollback(num_tokens)
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        began = perf_counter()
         self._matcher.fill(self._backend.rows(bitmask)[batch_index])
+        self._backend.desk.steps.filled(batch_index, perf_counter() - began)
+        self._filled = True
 
     def is_terminated(self) -> bool:
         return False
@@ -59,7 +68,7 @@ class PinnedBackend(StructuredOutputBackend):
     def __init__(self, vllm_config: Any, tokenizer: Any, service: GrammarService) -> None:
         super().__init__(vllm_config, tokenizer, service.engine.vocabulary.size)
         self.service = service
-        self.desk = gate.Desk(service)
+        self.desk = gate.Desk(service, vllm_config.parallel_config.data_parallel_index)
         self.defaults = pin.options_of(service.settings, vllm_config.structured_outputs_config)
         self._max_rollback = int(getattr(vllm_config, "num_speculative_tokens", 0)) + 1
         self._seen: tuple[torch.Tensor, NDArray[np.int32]] | None = None

@@ -52,8 +52,10 @@ _gates: weakref.WeakKeyDictionary[Any, Gate | None] = weakref.WeakKeyDictionary(
 def gate_of(engine: Any) -> Gate | None:
     """The gate of an AsyncLLM or LLMEngine; None where no backend is pinned."""
     if engine not in _gates:
-        found = pin.Pin.find(engine.vllm_config.additional_config)
-        _gates[engine] = Gate(found, engine.vllm_config.structured_outputs_config) if found else None
+        config = engine.vllm_config
+        found = pin.Pin.find(config.additional_config)
+        name = config.model_config.served_model_name
+        _gates[engine] = Gate(found, config.structured_outputs_config, name) if found else None
     return _gates[engine]
 
 
@@ -69,6 +71,17 @@ def _admit_after(original: Function) -> Function:
         return rendered
 
     return render
+
+
+def _watch_from_start(original: Function) -> Function:
+    async def init_app_state(engine_client: Any, *args: Any, **kwargs: Any) -> Any:
+        done = await original(engine_client, *args, **kwargs)
+        gate = gate_of(engine_client)
+        if gate is not None:
+            gate.start_watching(engine_client.engine_core)
+        return done
+
+    return init_app_state
 
 
 class _Call:
@@ -93,12 +106,7 @@ def _admit_before_async(original: Function) -> Function:
         gate, call = gate_of(self), _Call(signature, self, *args, **kwargs)
         if gate is not None and call.constrained():
             with vllm_errors():
-                admitted = Ticket.of(call.params.extra_args)
-                if admitted is None:
-                    check_companions(call.params)
-                    admitted = await gate.issue_async(call.params.structured_outputs)
-                    await gate.vouch(admitted, self.engine_core)
-            call.carry(admitted)
+                call.carry(await gate.admit_params(call.params, self.engine_core))
         return await original(*call.bound.args, **call.bound.kwargs)
 
     return add_request
@@ -111,10 +119,7 @@ def _admit_before(original: Function) -> Function:
         gate, call = gate_of(self), _Call(signature, self, *args, **kwargs)
         if gate is not None and call.constrained():
             with vllm_errors():
-                check_companions(call.params)
-                admitted = gate.issue(call.params.structured_outputs)
-                gate.vouch_blocking(admitted, self.engine_core)
-            call.carry(admitted)
+                call.carry(gate.admit_params_blocking(call.params, self.engine_core))
         return original(*call.bound.args, **call.bound.kwargs)
 
     return add_request
@@ -178,6 +183,13 @@ _RENDER: Final = (
 
 SEAMS: Final = (
     *(Seam(target, "request", _admit_after, _STATUS) for target in _RENDER),
+    Seam(
+        "vllm.entrypoints.launchers.api_server.entry:init_app_state",
+        "engine_client",
+        _watch_from_start,
+        "an API server's /metrics shows what is registered in it, and vLLM's engines export nothing",
+        "vLLM asks plugins for metrics of an engine",
+    ),
     Seam(
         "vllm.v1.engine.async_llm:AsyncLLM.add_request",
         "params",

@@ -1,0 +1,1 @@
+"""Token masks on their way into vLLM's bitmask."""
