@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -70,17 +70,12 @@ class Phase:
 
 
 def body(number: int, schema: object = None) -> dict[str, Any]:
-    constraint = {} if schema is None else {"structured_outputs": {"json": json.dumps(schema)}}
-    return {
-        "model": "m",
-        "prompt": f"Number {number}:",
-        "max_tokens": TOKENS,
-        "ignore_eos": schema is None,
-        **constraint,
-    }
+    """A request; without a schema, of `TOKENS` tokens exactly."""
+    whole = {"model": "m", "prompt": f"Number {number}:", "max_tokens": TOKENS}
+    return whole | ({"ignore_eos": True} if schema is None else {"structured_outputs": {"json": json.dumps(schema)}})
 
 
-def schemas(corpus: Path, dear: bool) -> Iterator[object]:
+def schemas(corpus: Path, *, dear: bool) -> Iterator[object]:
     """Real schemas in a seeded order; the dear ones come second and third."""
     with (gzip.open if corpus.suffix == ".gz" else open)(corpus, "rt", encoding="utf-8") as lines:
         real = [json.loads(line)["schema"] for line in lines]
@@ -120,8 +115,15 @@ async def phase(url: str, requests: Iterator[dict[str, Any]], seconds: float) ->
     return seen
 
 
-@contextlib.asynccontextmanager
-async def server(model: Path, arguments: list[str]) -> AsyncIterator[str]:
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+@contextlib.contextmanager
+def server(model: Path, arguments: list[str]) -> Iterator[str]:
     """A running `vllm serve`; its log is shown if it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -139,17 +141,13 @@ async def server(model: Path, arguments: list[str]) -> AsyncIterator[str]:
             start_new_session=True,
         )
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                end = time.monotonic() + START_LIMIT_S
-                while True:
-                    with contextlib.suppress(httpx.TransportError):
-                        if (await client.get("/health")).status_code == httpx.codes.OK:
-                            break
-                    if process.poll() is not None or time.monotonic() > end:
-                        log.seek(0)
-                        sys.exit(log.read().decode(errors="replace")[-4000:] + "\nvllm serve did not start")
-                    await asyncio.sleep(0.5)
-            yield str(client.base_url)
+            url, end = f"http://127.0.0.1:{port}", time.monotonic() + START_LIMIT_S
+            while not healthy(url):
+                if process.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    sys.exit(log.read().decode(errors="replace")[-4000:] + "\nvllm serve did not start")
+                time.sleep(0.5)
+            yield url
         finally:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,27 +156,27 @@ async def server(model: Path, arguments: list[str]) -> AsyncIterator[str]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-async def measure(name: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
     print(f"{name}: starting vllm serve {' '.join(arguments)}", file=sys.stderr)
-    async with server(options.model, arguments) as url:
+    with server(options.model, arguments) as url:
         for warm in (body(0), body(0, {"enum": ["fine", "good"]}), body(0, {"type": "integer"})):
-            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-                await send(client, warm)
+            httpx.post(f"{url}/v1/completions", json=warm, timeout=PATIENCE_S).raise_for_status()
         print(f"{name}: plain requests", file=sys.stderr)
-        plain = await phase(url, (body(number) for number in count(1)), options.seconds)
+        plain = asyncio.run(phase(url, (body(number) for number in count(1)), options.seconds))
         print(f"{name}: schemas", file=sys.stderr)
-        wanted = (body(number, schema) for number, schema in enumerate(schemas(options.schemas, not options.cheap)))
-        busy = await phase(url, wanted, options.seconds)
+        found = schemas(options.schemas, dear=not options.cheap)
+        wanted = (body(number, schema) for number, schema in enumerate(found))
+        busy = asyncio.run(phase(url, wanted, options.seconds))
     ratio = {
         part: round(busy.quantile(share) / plain.quantile(share), 2) for part, share in (("p99", 0.99), ("max", 1))
     }
     return {"run": name, "plain": plain.figures(), "schemas": busy.figures(), "ratio": ratio}
 
 
-async def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     stock = ["--structured-outputs-config.backend", options.backend]
     ours = ["--structured-outputs-backend", options.backend]
-    rows = [await measure("stock", options, stock), await measure("ours", options, ours)]
+    rows = [measure("stock", options, stock), measure("ours", options, ours)]
     print(f"{'':8}{'plain p99':>12}{'busy p99':>12}{'ratio':>8}{'plain max':>12}{'busy max':>12}{'ratio':>8}")
     for row in rows:
         plain, busy, ratio = row["plain"], row["schemas"], row["ratio"]
@@ -196,7 +194,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=["guidance", "xgrammar"], required=True)
     parser.add_argument("--seconds", type=float, default=60, help="of each of the two phases, at least")
     parser.add_argument("--cheap", action="store_true", help="leave the two dear schemas out")
-    asyncio.run(run(parser.parse_args()))
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":
