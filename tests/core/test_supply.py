@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -150,3 +155,34 @@ def test_without_a_disk_it_is_compiled(start: Start, tmp_path: Path) -> None:
     service = start(path=tmp_path / "file")
     assert isinstance(service.ensure(spec({"const": 1})).result(PATIENCE_S), Ready)
     assert service.statistics()["store_faults"]
+
+
+SERVER = """
+import sys
+from tests.core.test_supply import serve_until_killed
+serve_until_killed(sys.argv[1])
+"""
+
+
+def serve_until_killed(path: str) -> None:
+    """What the process does that the next test kills."""
+    service = GrammarService.start("guidance", byte_vocabulary(), Settings(store=Store(path=path)))
+    for waiter in [service.ensure(spec(schema)) for schema in SCHEMAS]:
+        waiter.result()
+    service.ensure(spec({"type": "string", "allOf": [{"pattern": f"a.*b{i}.*c"} for i in range(30)]})).result()
+
+
+@pytest.mark.parametrize("stored", [1, len(SCHEMAS)])
+def test_a_killed_server_leaves_a_store_that_the_next_one_takes(stored: int, start: Start, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], cwd=Path(__file__).parents[2]) as process:
+        end = time.monotonic() + PATIENCE_S
+        while len(list(tmp_path.glob("*.grammar"))) < stored:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    service = start()
+    waiters = [service.ensure(spec(schema)) for schema in SCHEMAS]
+    assert {type(waiter.result(PATIENCE_S)) for waiter in waiters} == {Ready}
+    assert stored <= int(service.statistics()["store_hits"]) <= len(SCHEMAS)
+    assert service.statistics()["store_rejects"] == 0
