@@ -29,7 +29,8 @@ CALL: Final = "grammar_call"
 WAITER: Final = "waiter"
 """Beside a ticket's fields: a name for the one who asks."""
 FOUND: Final = "found"
-"""Beside an answer's fields: how it was found."""
+ERROR: Final = "error"
+"""The fields of an answer: how the grammar was found, and a refusal as data, or None."""
 WATCH_S: Final = 1.0
 """How often engines are asked for what metrics show."""
 KNOWN_GOOD: Final = 100_000
@@ -175,11 +176,11 @@ class Gate:
             self._metrics.waited(Found.HIT, 0.0)
         return known
 
-    def _record(self, admitted: Ticket, answers: list[dict[str, str | None]], seconds: float = 0.0) -> None:
+    def _record(self, admitted: Ticket, answers: list[dict[str, Any]], seconds: float = 0.0) -> None:
         digest = admitted.spec.digest
-        found = {answer.pop(FOUND) for answer in answers}
+        found = {answer[FOUND] for answer in answers}
         self._metrics.waited(next(each for each in reversed(Found) if each in found), seconds)
-        refusals = [GrammarError.from_data(answer) for answer in answers if answer]
+        refusals = [GrammarError.from_data(answer[ERROR]) for answer in answers if answer[ERROR]]
         if not refusals:
             self._good[digest] = True
             return
@@ -214,20 +215,20 @@ class Desk:
             "unmasked": self.steps.unmasked,
         }
 
-    def ensure(self, data: dict[str, str]) -> Future[dict[str, str | None]]:
-        """How it was found and, where the grammar is not ready, an error as data.
+    def ensure(self, data: dict[str, str]) -> Future[dict[str, Any]]:
+        """How the grammar was found, and why it is not ready, if it is not.
 
         Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
         """
         name, asked = data[WAITER], ticket.read(data)
-        reply: Future[dict[str, str | None]] = Future()
+        reply: Future[dict[str, Any]] = Future()
         waiter = self.service.ensure(asked.spec, asked.tenant)
 
         def settle(_: Future[Any]) -> None:
             self._waiting.pop(name, None)
             outcome = waiter.result()
-            refusal = outcome.as_data() if isinstance(outcome, GrammarError) else {}
-            reply.set_result({FOUND: waiter.found.value, **refusal})
+            refusal = outcome.as_data() if isinstance(outcome, GrammarError) else None
+            reply.set_result({FOUND: waiter.found.value, ERROR: refusal})
 
         self._waiting[name] = asked.spec, waiter
         waiter.add_done_callback(settle)

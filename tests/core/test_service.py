@@ -190,9 +190,10 @@ def test_a_closed_service_says_so(start: Start) -> None:
 def test_the_engine_answers_the_front_end_with_data(service: GrammarService) -> None:
     desk = Desk(service)
     good, bad = spec({"const": "for the desk"}), spec({"enum": [], "minLength": 3})
-    assert desk.ensure({**Ticket(good), "waiter": "1"}).result(60) == {}
-    refused = desk.ensure({**Ticket(bad), "waiter": "2"}).result(60)
-    assert GrammarError.from_data(refused).http_status == 400
+    for waiter, found in (("1", "miss"), ("2", "hit")):
+        assert desk.ensure({**Ticket(good), "waiter": waiter}).result(60) == {"found": found, "error": None}
+    refused = desk.ensure({**Ticket(bad), "waiter": "3"}).result(60)
+    assert GrammarError.from_data(refused["error"]).http_status == 400
 
 
 def test_the_last_who_leaves_cancels(service: GrammarService) -> None:
@@ -206,8 +207,9 @@ def test_the_last_who_leaves_cancels(service: GrammarService) -> None:
     assert count(service, "abandoned") == 0
     desk.release("2")
     assert count(service, "abandoned") == 1
-    assert all(GrammarError.from_data(reply.result(60)).retryable for reply in replies)
-    assert [reply.result(300) for reply in busy] == [{}, {}]
+    assert all(GrammarError.from_data(reply.result(60)["error"]).retryable for reply in replies)
+    assert [reply.result(60)["found"] for reply in replies] == ["miss", "join"]
+    assert [reply.result(300)["error"] for reply in busy] == [None, None]
     assert isinstance(service.ensure(wanted).result(60), Ready)
 
 

@@ -98,6 +98,7 @@ def test_what_another_server_gives_up_is_compiled_here(start: Start, tmp_path: P
     assert not waiter.done()
     claim.release()
     assert isinstance(waiter.result(PATIENCE_S), Ready)
+    service.close()
     assert [path.suffix for path in tmp_path.iterdir()] == [".grammar", ".grammar"]
 
 
