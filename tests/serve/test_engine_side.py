@@ -30,7 +30,8 @@ SECRET = {"const": "top-secret-text"}
 @pytest.fixture(scope="module")
 def backend() -> PinnedBackend:
     service = GrammarService.start("guidance", byte_vocabulary(), Settings())
-    return PinnedBackend(SimpleNamespace(structured_outputs_config=None), None, service)
+    ranks = SimpleNamespace(data_parallel_index=0)
+    return PinnedBackend(SimpleNamespace(structured_outputs_config=None, parallel_config=ranks), None, service)
 
 
 def grammar_init(backend: Any, params: Any, *, asynchronous: bool = True) -> Any:

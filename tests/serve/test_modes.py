@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.prepare_model import prepare
+from tests.serve.metrics import await_samples
 from tests.serve.server import ARGUMENTS, ENVIRONMENT, Server, free_port, vllm
 
 pytestmark = [pytest.mark.server]
@@ -66,6 +67,10 @@ def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
         assert [rank["backend"] for rank in stats] == ["xgrammar"]
         assert stats[0]["builds"] <= 4
         assert stats[0]["hits"] >= 16
+        hits = stats[0]["hits"]
+        seen = await_samples(server.client, lambda now: now.get("lookups_total 0 hit") == hits)
+        assert seen["refusals_total invalid_schema"] == 16, "both API servers count"
+        assert seen["workers 0"] == 2
 
 
 def test_installed_but_not_switched_on_vllm_serves_as_ever(tmp_path: Path) -> None:
