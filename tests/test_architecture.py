@@ -19,8 +19,8 @@ HOST_LINES = 700
 LAYERS = (
     ("errors", "grammar", "settings", "metrics"),
     ("admission", "schema", "engines", "masks"),
-    ("compile", "cache", "pin", "ticket"),
-    ("gate", "service"),
+    ("compile", "cache", "messages", "pin", "tenant", "ticket"),
+    ("gate", "preload", "service"),
     ("http", "cli", "host"),
     ("plugin",),
 )

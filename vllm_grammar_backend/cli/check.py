@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 import click
 
-from vllm_grammar_backend import admission, engines, settings
-from vllm_grammar_backend.compile.fair import Lane
+from vllm_grammar_backend import engines, preload, settings
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary, from_directory
 from vllm_grammar_backend.errors import GrammarError, StartupError
-from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
-from vllm_grammar_backend.service import GrammarService, Waiter
+from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions
+from vllm_grammar_backend.service import GrammarService
 
 EXAMPLES = """\b
 Examples:
@@ -72,36 +70,14 @@ def check(
 def _verdicts(
     texts: dict[str, str], kind: GrammarKind, service: GrammarService
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The verdict on each file, in order, while the workers are busy with those that follow."""
-    ahead: deque[tuple[str, GrammarSpec | None, Waiter]] = deque()
-    for file, text in texts.items():
-        spec, waiter = _ask(text, kind, service)
-        ahead.append((file, spec, waiter))
-        if len(ahead) > service.settings.compile.workers:
-            yield _verdict(*ahead.popleft())
-    while ahead:
-        yield _verdict(*ahead.popleft())
-
-
-def _ask(text: str, kind: GrammarKind, service: GrammarService) -> tuple[GrammarSpec | None, Waiter]:
     found = service.settings
-    if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
-        text = text.removesuffix("\n")  # the line's end is the editor's
-    try:
-        spec = admission.admit(kind, text, GrammarOptions(found.whitespace, found.formats), found.limits)
-    except GrammarError as error:
-        refused = Waiter()
-        refused.set_result(error)
-        return None, refused
-    return spec, service.ensure(spec, lane=Lane.WARM_UP)
-
-
-def _verdict(file: str, spec: GrammarSpec | None, waiter: Waiter) -> tuple[str, dict[str, Any]]:
-    outcome = waiter.result()
-    verdict: dict[str, Any] = {"verdict": "enforced"}
-    if isinstance(outcome, GrammarError):
-        verdict = {"verdict": "declined", **outcome.as_data()}
-    return file, {**verdict, "digest": spec.digest if spec else None}
+    options = GrammarOptions(found.whitespace, found.formats)
+    wanted = ((file, preload.admitted(kind, text, options, found.limits)) for file, text in texts.items())
+    for file, spec, outcome in preload.outcomes(service, wanted):
+        verdict: dict[str, Any] = {"verdict": "enforced"}
+        if isinstance(outcome, GrammarError):
+            verdict = {"verdict": "declined", **outcome.as_data()}
+        yield file, {**verdict, "digest": spec.digest if spec else None}
 
 
 def _read(file: str) -> str | None:

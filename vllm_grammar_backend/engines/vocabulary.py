@@ -253,6 +253,8 @@ def byte_vocabulary() -> Vocabulary:
 def from_directory(directory: str) -> Vocabulary:
     """The vocabulary of a model's directory: a Mistral tekken file, or what `transformers` makes a fast tokenizer of.
 
+    Where the directory has the model's configurations too, it is exactly what a server with that model has.
+
     Raises:
         StartupError: nothing there that can be read exactly.
     """
@@ -269,4 +271,16 @@ def from_directory(directory: str) -> Vocabulary:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (ImportError, OSError, ValueError) as error:
         raise StartupError(f"No tokenizer could be read from {directory!r}: {type(error).__name__}: {error}") from None
-    return from_tokenizer(tokenizer, len(tokenizer))
+    model, generation = (_configuration(Path(directory) / name) for name in ("config.json", "generation_config.json"))
+    size = model.get("text_config", model).get("vocab_size", len(tokenizer))
+    return from_tokenizer(tokenizer, size, end_ids(generation, model))
+
+
+def _configuration(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{file} cannot be read: {type(error).__name__}") from None
+    return found

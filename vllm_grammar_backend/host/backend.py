@@ -20,6 +20,7 @@ from vllm_grammar_backend.errors import GrammarError
 from vllm_grammar_backend.grammar import GrammarKind
 from vllm_grammar_backend.host import capabilities, flags
 from vllm_grammar_backend.host.seams import Function, Seam
+from vllm_grammar_backend.preload import preload
 from vllm_grammar_backend.service import GrammarService, Ready, failed
 
 logger = logging.getLogger("vllm.grammar_backend")
@@ -115,6 +116,7 @@ def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBac
     known = vocabulary.from_tokenizer(tokenizer, model.get_vocab_size(), ends)
     service = GrammarService.start(found.backend, known, settings)
     backend = PinnedBackend(vllm_config, tokenizer, service)
+    preload(service, backend.defaults)
     if not vllm_config.parallel_config.data_parallel_rank:
         routes = "on" if capabilities.routes_on() else f"off (set VLLM_PLUGINS={capabilities.plugins_value()})"
         logger.info("%s, %d engine seams, HTTP routes %s", service, len(SEAMS), routes)
@@ -130,14 +132,9 @@ def _start_with_engine(original: Function) -> Function:
         if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            setattr(EngineCore, gate.CALL, lambda core, verb, *args: _desk(core).call(verb, *args))
+            setattr(EngineCore, gate.CALL, lambda core, *args: core.structured_output_manager.backend.desk.call(*args))
 
     return init
-
-
-def _desk(core: Any) -> gate.Desk:
-    desk: gate.Desk = core.structured_output_manager.backend.desk
-    return desk
 
 
 def _init_grammar(original: Function) -> Function:

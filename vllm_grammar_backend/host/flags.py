@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -43,32 +43,14 @@ def _folding(parser: ArgumentParser, parse: Callable[..., Any]) -> Callable[...,
     def parse_known_args(*args: Any, **kwargs: Any) -> Any:
         namespace, rest = parse(*args, **kwargs)
         try:
-            fold(namespace)
+            found = pin.fold(namespace)
+            if found is not None:
+                check(found, getattr(namespace, "structured_outputs_config", None))
         except StartupError as error:
             parser.exit(2, f"{parser.prog}: error: {error}\n")
         return namespace, rest
 
     return parse_known_args
-
-
-def fold(namespace: Namespace) -> None:
-    """Move the two flags into `additional_config` and check that this may start.
-
-    Raises:
-        StartupError: one sentence that says what to do.
-    """
-    backend, file = namespace.structured_outputs_backend, namespace.grammar_config
-    found = pin.Pin.find(getattr(namespace, "additional_config", None))
-    if backend is not None:
-        if found is not None and found != pin.Pin(backend, file or found.file):
-            raise StartupError(f"--structured-outputs-backend {backend} contradicts --additional-config: give it once.")
-        found = pin.Pin(backend, file or (found.file if found else None))
-    elif file is not None:
-        raise StartupError("--grammar-config needs --structured-outputs-backend: without it nothing reads the file.")
-    if found is None:
-        return
-    check(found, getattr(namespace, "structured_outputs_config", None))
-    namespace.additional_config = {**(namespace.additional_config or {}), pin.KEY: found.as_data()}
 
 
 def check(found: pin.Pin, structured_outputs_config: object) -> Settings:

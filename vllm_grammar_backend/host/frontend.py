@@ -14,15 +14,11 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_grammar_backend import pin, ticket
-from vllm_grammar_backend.errors import ErrorCode, GrammarError
+from vllm_grammar_backend import messages, pin, settings, tenant, ticket
+from vllm_grammar_backend.errors import GrammarError
 from vllm_grammar_backend.gate import Gate, check_companions
 from vllm_grammar_backend.host.seams import Function, Seam
 from vllm_grammar_backend.ticket import Ticket
-
-_CODES: Final = tuple(f"{code}: " for code in ErrorCode)
-_QUOTABLE: Final = 40
-"""Characters of a bad value that vLLM may quote in a message; anything longer may be a schema."""
 
 
 class RefusedError(VLLMValidationError):
@@ -71,6 +67,16 @@ def _admit_after(original: Function) -> Function:
         return rendered
 
     return render
+
+
+def _learn_tenant(original: Function) -> Function:
+    def build_app(args: Any, *rest: Any, **named: Any) -> Any:
+        app, found = original(args, *rest, **named), pin.Pin.find(args.additional_config)
+        if found:
+            tenant.add_middleware(app, settings.load(found.file).tenant_from)
+        return app
+
+    return build_app
 
 
 def _watch_from_start(original: Function) -> Function:
@@ -154,20 +160,7 @@ def _refuse_beam_search(_original: Function, *_args: Any, **_kwargs: Any) -> Non
         check_companions(None, beam_search=True)
 
 
-def _name_kinds(_original: Function, params: Any) -> str:
-    kinds = [name for name, value in vars(params).items() if value is not None and not name.startswith("_")]
-    return f"StructuredOutputsParams({', '.join(kinds)})"
-
-
-def _tell_size(original: Function, value: object) -> object:
-    long = isinstance(value, str) and len(value) > _QUOTABLE
-    return f"<str of {len(value)} characters>" if long else original(value)  # type: ignore[arg-type]
-
-
-def _keep_pointers(original: Function, message: str) -> str:
-    return message if message.startswith(_CODES) else str(original(message))
-
-
+_SERVER: Final = "vllm.entrypoints.launchers.api_server.entry"
 _SERVING: Final = "vllm.entrypoints.openai"
 _ERRORS: Final = "vllm.entrypoints.serve.exception_handling"
 _BEAMS: Final = "vllm.entrypoints.generate.beam_search.offline:BeamSearchOfflineMixin"
@@ -184,7 +177,14 @@ _RENDER: Final = (
 SEAMS: Final = (
     *(Seam(target, "request", _admit_after, _STATUS) for target in _RENDER),
     Seam(
-        "vllm.entrypoints.launchers.api_server.entry:init_app_state",
+        f"{_SERVER}:build_app",
+        "args",
+        _learn_tenant,
+        "a request's headers do not reach the functions that see its constraint",
+        "vLLM tells plugins whose a request is",
+    ),
+    Seam(
+        f"{_SERVER}:init_app_state",
         "engine_client",
         _watch_from_start,
         "an API server's /metrics shows what is registered in it, and vLLM's engines export nothing",
@@ -221,7 +221,7 @@ SEAMS: Final = (
     Seam(
         f"{_ERRORS}.error_response:sanitize_message",
         "message",
-        _while_pinned(_keep_pointers),
+        _while_pinned(messages.keep_pointers),
         "it takes JSON pointers for file paths and rewrites them",
         "vLLM's clean-up leaves JSON pointers alone",
     ),
@@ -235,14 +235,14 @@ SEAMS: Final = (
     Seam(
         f"{_ERRORS}.handlers.validation:_summarize_error_input",
         "value",
-        _while_pinned(_tell_size),
+        _while_pinned(messages.tell_size),
         "a schema sent as text where an object belongs is quoted in the message",
         _QUOTED,
     ),
     Seam(
         "vllm.sampling_params:StructuredOutputsParams.__repr__",
         "self",
-        _while_pinned(_name_kinds),
+        _while_pinned(messages.name_kinds),
         "with --enable-log-requests vLLM logs the schema's text",
         _QUOTED,
     ),
