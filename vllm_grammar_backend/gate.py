@@ -209,9 +209,10 @@ class Desk:
         self.steps = StepTimes()
         self._waiting: dict[str, tuple[GrammarSpec, Waiter]] = {}
 
-    def call(self, verb: str, *args: Any) -> Any:
-        """One of the methods below by its name, with plain data for arguments. Raises ValueError for any other."""
-        return getattr(self, Verb(verb))(*args)
+    def call(self, verb: str, data: Any = None) -> Any:
+        """One of the methods below by its name, with plain data for its argument. Raises ValueError for any other."""
+        method = getattr(self, Verb(verb))
+        return method() if data is None else method(data)
 
     def statistics(self) -> dict[str, str | int]:
         return self.service.statistics()
@@ -254,6 +255,11 @@ class Desk:
         spec, waiter = self._waiting.pop(name, (None, None))
         if spec is not None and waiter is not None:
             self.service.release(spec, waiter)
+
+
+def call_desk(core: Any, verb: str, data: Any = None) -> Any:
+    """`CALL` as a method of vLLM's EngineCore, which takes no `*args` there."""
+    return core.structured_output_manager.backend.desk.call(verb, data)
 
 
 def check_companions(request: object, tokenizer: Any = None, *, beam_search: bool = False) -> None:

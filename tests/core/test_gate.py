@@ -30,10 +30,10 @@ class Engine:
         self.asked = 0
         self.told = asyncio.Event()
 
-    async def call_utility_all_async(self, method: str, verb: str, *args: Any) -> list[Any]:
+    async def call_utility_all_async(self, method: str, verb: str, data: Any = None) -> list[Any]:
         assert method == CALL
         self.asked += verb == Verb.ENSURE
-        replies = [desk.call(str(verb), *args) for desk in self.desks]
+        replies = [desk.call(str(verb), data) for desk in self.desks]
         self.told.set()
         return [await asyncio.wrap_future(reply) if isinstance(reply, Future) else reply for reply in replies]
 

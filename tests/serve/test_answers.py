@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.client import ENDPOINTS, Answer, Choice, Endpoint, ask, body_for, send
+from tests.serve.client import ENDPOINTS, Answer, Endpoint, ask, body_for, send
 from tests.serve.conftest import Served
 from tests.serve.documents import BOUNDED, ENOUGH, KINDS, LEGACY_TAG, OPEN, TRIGGER
 from tests.serve.judge import validate
@@ -15,48 +15,60 @@ from tests.serve.judge import validate
 pytestmark = pytest.mark.server
 
 
-def together(served: Served, asked: dict[str, dict[str, Any]], endpoint: Endpoint = "chat") -> dict[str, Choice]:
-    """The one choice of each of these requests, which are sent at the same time."""
+Asked = dict[str, tuple[Endpoint, dict[str, Any]]]
+"""Requests by name: where they go and what is in them."""
+WAYS: list[tuple[Endpoint, bool]] = [(endpoint, stream) for endpoint in ENDPOINTS for stream in (False, True)]
+
+
+def every_way(name: str, **fields: Any) -> Asked:
+    """A request to each endpoint, streaming and not."""
+    return {f"{name}, {way[0]}, stream={way[1]}": (way[0], {"stream": way[1], **fields}) for way in WAYS}
+
+
+def together(served: Served, asked: Asked) -> dict[str, Answer]:
+    """The answers to these requests, sent at the same time: the real model is slow, and no slower for many."""
     with ThreadPoolExecutor(16) as threads:
-        answers = threads.map(lambda fields: ask(served.server.client, endpoint, **fields), asked.values())
-        return {name: answer.only for name, answer in zip(asked, answers, strict=True)}
+        answers = threads.map(lambda way: ask(served.server.client, way[0], **way[1]), asked.values())
+        return dict(zip(asked, answers, strict=True))
 
 
 def test_a_schema_with_a_longest_document_is_always_finished(served: Served) -> None:
     options = {"temperature": 1.5, "seed": 1, "max_tokens": ENOUGH}
-    asked = {name: {"json_schema": schema, **options} for name, schema in BOUNDED.items()}
-    for name, choice in together(served, asked).items():
-        assert choice.finish == "stop", name
-        served.judge.check_json(BOUNDED[name], choice)
+    asked: Asked = {name: ("chat", {"json_schema": schema, **options}) for name, schema in BOUNDED.items()}
+    for name, answer in together(served, asked).items():
+        assert answer.only.finish == "stop", name
+        served.judge.check_json(BOUNDED[name], answer.only)
 
 
-@pytest.mark.parametrize("name", OPEN)
-def test_an_open_schema_is_never_left(served: Served, name: str) -> None:
-    options = {"json_schema": OPEN[name], "temperature": 1.0, "max_tokens": 80}
-    for choice in together(served, {f"{seed}": {"seed": seed, **options} for seed in range(3)}).values():
-        served.judge.check_json(OPEN[name], choice)
+def test_an_open_schema_is_never_left(served: Served) -> None:
+    options = {"temperature": 1.0, "max_tokens": 80}
+    asked: Asked = {
+        f"{name} {seed}": ("chat", {"json_schema": schema, "seed": seed, **options})
+        for name, schema in OPEN.items()
+        for seed in range(3)
+    }
+    for name, answer in together(served, asked).items():
+        served.judge.check_json(OPEN[name.split()[0]], answer.only)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_every_endpoint_takes_a_response_format(served: Served, endpoint: Endpoint, stream: bool) -> None:
-    options = {"stream": stream, "max_tokens": ENOUGH}
-    asked = {name: {"json_schema": BOUNDED[name], **options} for name in ("person", "keys", "scripts")}
-    for name, choice in together(served, asked, endpoint).items():
-        assert choice.finish == "stop", name
-        served.judge.check_json(BOUNDED[name], choice)
+def test_every_endpoint_takes_a_response_format(served: Served) -> None:
+    asked: Asked = {}
+    for name in ("person", "keys", "scripts"):
+        asked |= every_way(name, json_schema=BOUNDED[name], max_tokens=ENOUGH)
+    for name, answer in together(served, asked).items():
+        assert answer.only.finish == "stop", name
+        served.judge.check_json(BOUNDED[name.split(",")[0]], answer.only)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_every_endpoint_takes_every_kind(served: Served, endpoint: Endpoint, stream: bool) -> None:
-    options = {"stream": stream, "temperature": 1.5, "max_tokens": ENOUGH}
-    asked = {name: {"structured_outputs": {kind: value}, **options} for name, (kind, value) in KINDS.items()}
-    for name, choice in together(served, asked, endpoint).items():
-        kind, value = KINDS[name]
-        assert choice.finish == "stop", name
-        served.judge.check(kind, value, choice)
-        assert kind != "choice" or choice.text in value, name
+def test_every_endpoint_takes_every_kind(served: Served) -> None:
+    asked: Asked = {}
+    for name, (kind, value) in KINDS.items():
+        asked |= every_way(name, structured_outputs={kind: value}, temperature=1.5, max_tokens=ENOUGH)
+    for name, answer in together(served, asked).items():
+        kind, value = KINDS[name.split(",")[0]]
+        assert answer.only.finish == "stop", name
+        served.judge.check(kind, value, answer.only)
+        assert kind != "choice" or answer.only.text in value, name
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
@@ -66,14 +78,12 @@ def test_strict_or_not_the_schema_is_enforced(served: Served, strict: bool | Non
     validate(BOUNDED["person"], send(served.server.client, "chat", body).only.text)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_json_object_gives_objects(served: Served, endpoint: Endpoint, stream: bool) -> None:
-    form: dict[str, Any] = {"response_format": {"type": "json_object"}}
-    if endpoint == "responses":
-        form = {"text": {"format": {"type": "json_object"}}}
-    choice = ask(served.server.client, endpoint, stream=stream, max_tokens=60, **form).only
-    served.judge.check_json({"type": "object"}, choice)
+def test_json_object_gives_objects(served: Served) -> None:
+    asked, form = every_way("object", max_tokens=60), {"type": "json_object"}
+    for endpoint, fields in asked.values():
+        fields.update({"text": {"format": form}} if endpoint == "responses" else {"response_format": form})
+    for answer in together(served, asked).values():
+        served.judge.check_json({"type": "object"}, answer.only)
 
 
 def test_the_older_form_of_a_tag_constrains_what_follows_its_trigger(served: Served) -> None:
@@ -90,20 +100,16 @@ def test_the_older_form_of_a_tag_constrains_what_follows_its_trigger(served: Ser
     served.judge.check("structural_tag", LEGACY_TAG, choice)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_several_answers_to_one_request_do_not_share_a_matcher(
-    served: Served, endpoint: Endpoint, stream: bool
-) -> None:
+def test_several_answers_to_one_request_do_not_share_a_matcher(served: Served) -> None:
     schema = BOUNDED["person"]
-    answer = ask(
-        served.server.client, endpoint, json_schema=schema, stream=stream, n=4, temperature=1.5, max_tokens=ENOUGH
-    )
-    assert len(answer.choices) == 4, answer.body
-    for choice in answer.choices:
-        assert choice.finish == "stop"
-        served.judge.check_json(schema, choice)
-    assert len({choice.text for choice in answer.choices}) > 1
+    ways = every_way("four", json_schema=schema, n=4, temperature=1.5, max_tokens=ENOUGH)
+    asked = {name: way for name, way in ways.items() if way[0] != "responses"}
+    for name, answer in together(served, asked).items():
+        assert len(answer.choices) == 4, answer.body
+        for choice in answer.choices:
+            assert choice.finish == "stop", name
+            served.judge.check_json(schema, choice)
+        assert len({choice.text for choice in answer.choices}) > 1, name
 
 
 def test_sixteen_at_once_over_twelve_schemas(served: Served) -> None:

@@ -132,7 +132,7 @@ def _start_with_engine(original: Function) -> Function:
         if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            setattr(EngineCore, gate.CALL, lambda core, *args: core.structured_output_manager.backend.desk.call(*args))
+            setattr(EngineCore, gate.CALL, gate.call_desk)
 
     return init
 
