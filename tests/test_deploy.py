@@ -120,3 +120,8 @@ def test_every_settings_file_loads(root: Path) -> None:
     loaded = {file.stem: settings.load(str(file), {}) for file in files}
     assert loaded["defaults"] == settings.Settings()
     assert loaded["reproducible"].whitespace is Whitespace.COMPACT
+    assert loaded["multi-tenant"].cache.ttl == 24 * 3600
+    assert loaded["multi-tenant"].tenant_from == "header:X-Tenant"
+    assert loaded["multi-tenant"].store.path
+    assert loaded["low-memory"].cache.bytes < loaded["defaults"].cache.bytes
+    assert len(loaded["fixed-schemas"].fixed_schemas) == 5

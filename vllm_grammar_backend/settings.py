@@ -103,7 +103,7 @@ class Cache(_Section):
 class Store(_Section):
     """Compiled grammars on disk."""
 
-    path: str | None = Field(None, description="directory of artefacts and saved names, local or shared; none: none")
+    path: str | None = Field(None, description="directory of artefacts, local or shared; none: nothing is kept")
     bytes: int = Field(10 * 1024**3, gt=0, description="bytes of artefacts kept there")
 
 
