@@ -12,6 +12,7 @@ import pytest
 
 from vllm_grammar_backend import engines
 from vllm_grammar_backend.admission import admit
+from vllm_grammar_backend.cli import main
 from vllm_grammar_backend.compile.job import build
 from vllm_grammar_backend.engines.base import CompiledGrammar
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
@@ -150,4 +151,4 @@ def test_its_commands_exist() -> None:
     root = Path(__file__).resolve().parents[1]
     for script in re.findall(r"bash ((?:deploy|tests)/\S+\.sh)", README):
         assert (root / script).is_file()
-    assert set(re.findall(r"vllm-grammar ([a-z]+)", README)) <= {"doctor", "check"}
+    assert set(re.findall(r"vllm-grammar ([a-z]+)", README)) <= set(main.commands)

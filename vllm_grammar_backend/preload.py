@@ -12,7 +12,7 @@ from time import monotonic
 import click
 
 from vllm_grammar_backend.admission import admit
-from vllm_grammar_backend.compile.fair import Lane
+from vllm_grammar_backend.compile.fair import Lane, tenant_share
 from vllm_grammar_backend.errors import GrammarError, StartupError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
 from vllm_grammar_backend.service import GrammarService, Outcome, Waiter
@@ -37,18 +37,22 @@ def admitted(kind: GrammarKind, value: object, options: GrammarOptions, limits: 
 def outcomes(
     service: GrammarService, wanted: Iterable[Wanted], *, pinned: bool = False
 ) -> Iterator[tuple[str, GrammarSpec | None, Outcome]]:
-    """What becomes of each, in order, while the workers are busy with those that follow."""
+    """What becomes of each, in order, while the workers are busy with those that follow.
+
+    No more of them wait at a time than may of one tenant: good ones would be turned away.
+    """
+    most = min(service.settings.compile.workers + 1, tenant_share(service.settings.compile.queue))
     ahead: deque[tuple[str, GrammarSpec | None, Waiter]] = deque()
     for name, found in wanted:
+        if len(ahead) == most:
+            first, spec, waiter = ahead.popleft()
+            yield first, spec, waiter.result()
         if isinstance(found, GrammarError):
             refused = Waiter()
             refused.set_result(found)
             ahead.append((name, None, refused))
         else:
             ahead.append((name, found, service.ensure(found, lane=Lane.WARM_UP, pinned=pinned)))
-        if len(ahead) > service.settings.compile.workers:
-            first, spec, waiter = ahead.popleft()
-            yield first, spec, waiter.result()
     for last, spec, waiter in ahead:
         yield last, spec, waiter.result()
 

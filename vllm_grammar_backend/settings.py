@@ -32,7 +32,8 @@ from vllm_grammar_backend.errors import StartupError
 from vllm_grammar_backend.grammar import Formats, GrammarKind, Whitespace
 
 ENVIRONMENT_PREFIX: Final = "GRAMMAR_BACKEND_"
-
+_HIDDEN: Final = ("control", "fixed_schemas")
+"""Keys and schemas: their values are not quoted in messages, which are logged."""
 
 NONE: Final = "none"
 XARGS: Final = "xargs"
@@ -161,8 +162,11 @@ class Settings(_Section):
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256; ranks of one deployment must agree on it."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Hex SHA-256; ranks of one deployment must agree on it.
+
+        `fixed_schemas` are left out: they change no answer, and their files may lie elsewhere on another machine.
+        """
+        return hashlib.sha256(self.model_dump_json(exclude={"fixed_schemas"}).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,5 +264,5 @@ def _explain(error: ValidationError, from_environment: dict[str, Any], file: str
     if first["type"] == "extra_forbidden":
         known = ", ".join(name for name, _ in _leaves(Settings().model_dump(mode="json")))
         return f"Unknown setting {key!r} in {place}; the settings are: {known}."
-    shown = "(hidden)" if key.startswith("control") else repr(first["input"])
+    shown = "(hidden)" if key.startswith(_HIDDEN) else repr(first["input"])
     return f"Bad value {shown} for setting {key!r} in {place}: {first['msg']}."

@@ -68,6 +68,9 @@ class TenantHeader:
 
 
 def add_middleware(app: Any, source: str) -> None:
-    """Where `tenant_from` is a header; `app` is a Starlette application that has not started yet."""
+    """Where `tenant_from` is a header; `app` is a Starlette application that has no middleware yet.
+
+    What is added first is innermost: middleware of the operator's own may set the header too.
+    """
     if source.startswith(HEADER):
         app.add_middleware(TenantHeader, source)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from vllm_grammar_backend import settings as settings_file
+from vllm_grammar_backend.admission import admit as admitted
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.gate import CALL, Desk, Gate, Verb, check_companions
-from vllm_grammar_backend.grammar import GrammarKind
+from vllm_grammar_backend.gate import CALL, COLD, ERROR, FOUND, WAITER, Desk, Gate, Verb, check_companions
+from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions
 from vllm_grammar_backend.pin import KEY, Pin
 from vllm_grammar_backend.service import GrammarService
-from vllm_grammar_backend.settings import Compile, Settings
+from vllm_grammar_backend.settings import ColdRequests, Compile, Settings
+from vllm_grammar_backend.tenant import ARGUMENT, TenantHeader
 from vllm_grammar_backend.ticket import Ticket
 
 Start = Callable[..., GrammarService]
@@ -134,6 +138,109 @@ def test_the_reserved_key_is_refused(start: Start) -> None:
     error = admit(Gate(Pin("guidance"), None), Engine(start()), request(regex="a", vllm_xargs={KEY: "x"}))
     assert error is not None
     assert error.code is ErrorCode.UNSUPPORTED_OPTION
+
+
+Configure = Callable[[str], tuple[Gate, Engine]]
+
+
+@pytest.fixture
+def configure(start: Start, tmp_path: Path) -> Configure:
+    """Gate and engine of one settings file with the text given."""
+
+    def begin(text: str) -> tuple[Gate, Engine]:
+        file = tmp_path / "grammar.yaml"
+        file.write_text(text)
+        return Gate(Pin("guidance", str(file)), None), Engine(start(settings_file.load(str(file), {})))
+
+    return begin
+
+
+def test_the_request_says_whose_it_is(configure: Configure) -> None:
+    gate, engine = configure("tenant_from: xargs")
+    mine, nobodys = request(regex="a", vllm_xargs={ARGUMENT: "acme"}), request(regex="b")
+    assert admit(gate, engine, mine) is admit(gate, engine, nobodys) is None
+    assert (mine.vllm_xargs[KEY].tenant, nobodys.vllm_xargs[KEY].tenant) == ("acme", "default")
+    assert {entry.tenant for entry in engine.desks[0].service.entries()} == {"acme", "default"}
+    bad = admit(gate, engine, request(regex="a", vllm_xargs={ARGUMENT: "not a name"}))
+    assert bad is not None
+    assert (bad.http_status, bad.keyword) == (400, ARGUMENT)
+
+
+def test_the_same_schema_of_another_tenant_is_a_hit(configure: Configure) -> None:
+    gate, engine = configure("tenant_from: xargs")
+    for name in ("acme", "zeta"):
+        assert admit(gate, engine, request(regex="a", vllm_xargs={ARGUMENT: name})) is None
+    assert (engine.asked, engine.desks[0].service.statistics()["builds"]) == (1, 1)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_header_says_whose_it_is(configure: Configure, large: bool) -> None:
+    """Large constraints are admitted on a thread, and the header is known there too."""
+    gate, engine = configure("tenant_from: header:X-Tenant")
+    wanted = request(choice=[f"c{i}" for i in range(5000 if large else 2)], vllm_xargs={ARGUMENT: "ignored"})
+
+    async def serve(*_: Any) -> None:
+        await gate.admit_request(wanted, None, engine)
+
+    async def arrive(name: bytes) -> None:
+        scope = {"type": "http", "headers": [(b"x-tenant", name)]}
+        await TenantHeader(serve, "header:X-Tenant")(scope, None, None)  # type: ignore[arg-type]
+
+    asyncio.run(arrive(b"acme"))
+    assert wanted.vllm_xargs[KEY].tenant == "acme"
+    del wanted.vllm_xargs[KEY]
+    with pytest.raises(GrammarError, match="X-Tenant"):
+        asyncio.run(arrive(b"../acme"))
+
+
+def test_without_the_setting_all_belong_to_default(configure: Configure) -> None:
+    gate, engine = configure("")
+    wanted = request(regex="a", vllm_xargs={ARGUMENT: "not a name"})
+    assert admit(gate, engine, wanted) is None
+    assert wanted.vllm_xargs[KEY].tenant == "default"
+
+
+def settle(engine: Engine, value: object) -> None:
+    """Wait until a build that goes on is done."""
+    service = engine.desks[0].service
+    service.ensure(admitted(GrammarKind.JSON, value, GrammarOptions(), service.settings.limits)).result(60)
+
+
+def test_a_cold_request_is_turned_away_and_its_schema_compiled_on(configure: Configure) -> None:
+    gate, engine = configure("cold_requests: reject")
+    schema = {"type": "object", "properties": {"cold": {"type": "integer"}}}
+    cold = admit(gate, engine, request(json=schema))
+    assert cold is not None
+    assert (cold.code, cold.http_status, cold.retryable) == (ErrorCode.UNAVAILABLE, 503, True)
+    settle(engine, schema)
+    assert admit(gate, engine, request(json=schema)) is None
+    found = engine.desks[0].service.statistics()
+    assert (found["builds"], found["abandoned"], found["faults"]) == (1, 0, 0)
+
+
+def test_what_is_turned_away_is_not_given_up_with_its_client(start: Start) -> None:
+    service = start(Settings(compile=Compile(workers=1, deadline_s=300), cold_requests=ColdRequests.REJECT))
+    desk = Desk(service)
+    dear = {"type": "string", "allOf": [{"pattern": f"a.*b{i}.*c"} for i in range(30)]}
+    spec = admitted(GrammarKind.JSON, dear, GrammarOptions(), service.settings.limits)
+    for found in ("miss", "join"):
+        answer = desk.ensure({**Ticket(spec), WAITER: "one", COLD: ColdRequests.REJECT}).result(0)
+        assert (answer[FOUND], answer[ERROR]["code"]) == (found, ErrorCode.UNAVAILABLE)
+        desk.release("one")
+    assert (service.statistics()["in_flight"], service.statistics()["abandoned"]) == (1, 0)
+
+
+def test_a_cold_request_is_refused_for_good_once_that_is_known(configure: Configure) -> None:
+    gate, engine = configure("cold_requests: reject")
+    schema = {"type": "integer", "minimum": 2, "maximum": 1}
+    first = admit(gate, engine, request(json=schema))
+    assert first is not None
+    assert first.http_status == 503
+    settle(engine, schema)
+    assert [error.code for _ in range(2) if (error := admit(gate, engine, request(json=schema)))] == [
+        ErrorCode.UNSATISFIABLE,
+        ErrorCode.UNSATISFIABLE,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from deploy.prepare_model import prepare
 from tests.serve.metrics import await_samples
 from tests.serve.server import ARGUMENTS, ENVIRONMENT, Server, free_port, vllm
+from vllm_grammar_backend.engines.vocabulary import from_directory
 
 pytestmark = [pytest.mark.server]
 
@@ -41,9 +45,32 @@ def content(body: dict[str, Any]) -> str:
     return str(choice["message"]["content"])
 
 
+def known(send: Callable[[], httpx.Response], patience_s: float = 60) -> httpx.Response:
+    """The answer once the schema is known; at first it is not, and the request is turned away."""
+    end = time.monotonic() + patience_s
+    first = answer = send()
+    assert first.status_code == 503, first.text
+    assert first.json()["error"]["message"].startswith("grammar_unavailable: "), first.text
+    while answer.status_code == 503 and time.monotonic() < end:
+        time.sleep(0.1)
+        answer = send()
+    return answer
+
+
+SETTINGS: dict[str, Any] = {
+    "whitespace": "compact",
+    "control": {"admin_key": "open-sesame"},
+    "tenant_from": "header:X-Tenant",
+    "cold_requests": "reject",
+    "compile": {"queue": 4},
+    "fixed_schemas": [{"file": "person.json"}, {"kind": "choice", "value": ["x", "yy"]}],
+}
+
+
 def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
-    """The flag reaches every process, and the HTTP routes are on where VLLM_PLUGINS names the plugin."""
-    (tmp_path / "grammar.yaml").write_text("whitespace: compact\ncontrol: {admin_key: open-sesame}\n")
+    """The flag and the settings reach every process, and the HTTP routes are on where VLLM_PLUGINS names the plugin."""
+    (tmp_path / "grammar.yaml").write_text(json.dumps(SETTINGS))
+    (tmp_path / "person.json").write_text(json.dumps(PERSON))
     (tmp_path / "vllm.yaml").write_text(
         f"structured-outputs-backend: xgrammar\ngrammar-config: {tmp_path / 'grammar.yaml'}\napi-server-count: 2\n"
     )
@@ -53,24 +80,61 @@ def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
         ["--config", str(tmp_path / "vllm.yaml")],
         environment={"VLLM_PLUGINS": "grammar_backend"},
     ) as server:
-        for _ in range(16):  # connections of their own, which the kernel spreads over both servers
-            with server.connect() as client:
-                good = client.post("/v1/chat/completions", json=server.chat_body(response_format=FORMAT))
-                check_person(content(good.json()))
-                bad = client.post("/v1/chat/completions", json=server.chat_body(response_format=REMOTE))
-                assert (bad.status_code, bad.json()["error"]["param"]) == (400, "/$ref")
+
+        def post(name: str = "acme", **body: Any) -> httpx.Response:
+            return server.client.post("/v1/chat/completions", json=server.chat_body(**body), headers={"X-Tenant": name})
+
+        def rank() -> dict[str, Any]:
+            answer = server.client.get("/v1/grammars/stats", headers={"X-Admin-Key": "open-sesame"})
+            (found,) = answer.json()["ranks"]
+            return dict(found)
+
+        assert rank()["builds"] == len(SETTINGS["fixed_schemas"]), "compiled before the server reports healthy"
+        assert rank()["vocabulary"] == from_directory(str(prepare("noise"))).digest, "what prewarm stores is found"
+        refused = known(lambda: post(response_format=REMOTE))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "/$ref")
+        for number in range(16):  # connections of their own, which the kernel spreads over both servers
+            check_person(content(post(f"tenant-{number}", response_format=FORMAT).json()))
+            bad = post(f"tenant-{number}", response_format=REMOTE)
+            assert (bad.status_code, bad.json()["error"]["param"]) == (400, "/$ref")
         assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"\((ApiServer_\d)", server.text))
         lines = re.findall(r"vllm-grammar-backend .*: backend xgrammar \(xgrammar .*HTTP routes on", server.text)
         assert len(lines) == 1
         assert server.client.get("/v1/grammars/stats").status_code == 401
-        stats = server.client.get("/v1/grammars/stats", headers={"X-Admin-Key": "open-sesame"}).json()["ranks"]
-        assert [rank["backend"] for rank in stats] == ["xgrammar"]
-        assert stats[0]["builds"] <= 4
-        assert stats[0]["hits"] >= 16
-        hits = stats[0]["hits"]
+        assert rank()["backend"] == "xgrammar"
+        assert rank()["builds"] == len(SETTINGS["fixed_schemas"]) + 1
+        hits = rank()["hits"]
+        assert hits >= 16
         seen = await_samples(server.client, lambda now: now.get("lookups_total 0 hit") == hits)
-        assert seen["refusals_total invalid_schema"] == 16, "both API servers count"
+        assert seen["refusals_total invalid_schema"] == 17, "both API servers count"
         assert seen["workers 0"] == 2
+        assert known(lambda: post(structured_outputs={"regex": "a{3}"})).json()["choices"][0]["message"]["content"]
+        check_tenants(post)
+
+
+def check_tenants(post: Callable[..., httpx.Response]) -> None:
+    """With `tenant_from: header:X-Tenant` and a queue in which each tenant may have one schema waiting."""
+    for stream in (False, True):
+        for _ in range(4):  # on both API servers
+            bad = post("../acme", response_format=FORMAT, stream=stream)
+            assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Tenant")
+            assert "../acme" not in bad.text
+    dear = ({"enum": [f"{number} of {each:06}" for each in range(8_000)]} for number in range(7))
+    *_, last = [post(structured_outputs={"json": next(dear)}) for _ in range(6)]
+    assert last.status_code == 429, last.text
+    assert last.json()["error"]["message"].startswith("tenant_over_quota: ")
+    assert post("zeta", structured_outputs={"json": next(dear)}).status_code == 503, "it waits on its own account"
+
+
+def test_a_fixed_schema_that_is_declined_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"properties": {"secret_8675309": {"contains": {}}}}')
+    (tmp_path / "grammar.yaml").write_text("fixed_schemas: [{file: secret.json}]")
+    arguments = ["--structured-outputs-backend", "guidance", "--grammar-config", str(tmp_path / "grammar.yaml")]
+    server = Server(prepare("noise"), tmp_path, arguments)
+    with pytest.raises(RuntimeError, match="did not start"), server:
+        pass
+    assert f"The fixed schema {tmp_path / 'secret.json'} is declined: unsupported_schema: 'contains'" in server.text
+    assert '"contains": {}' not in server.text
 
 
 def test_installed_but_not_switched_on_vllm_serves_as_ever(tmp_path: Path) -> None:

@@ -79,7 +79,11 @@ def _read(files: tuple[str, ...], found: Settings) -> Iterator[Wanted]:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"{file} cannot be read: {error}") from None
-        lines = text.splitlines() if file.endswith(".jsonl") else [text]
-        for number, line in enumerate(lines, 1):
-            name = f"{file}:{number}" if len(lines) > 1 else file
-            yield name, preload.admitted(GrammarKind.JSON, line, _options(found), found.limits)
+        # Not `splitlines`: JSON strings may hold other characters that Python takes for the end of a line.
+        named = _numbered(file, text.split("\n")) if file.endswith(".jsonl") else [(file, text)]
+        for name, schema in named:
+            yield name, preload.admitted(GrammarKind.JSON, schema, _options(found), found.limits)
+
+
+def _numbered(file: str, lines: list[str]) -> list[tuple[str, str]]:
+    return [(f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]

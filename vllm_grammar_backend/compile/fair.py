@@ -21,6 +21,11 @@ WARM_UP_TURN: Final = 4
 """Where both wait, every fourth job is a warm-up; the others are those of requests."""
 
 
+def tenant_share(limit: int) -> int:
+    """How many jobs of one tenant may wait in a queue of `limit`."""
+    return max(1, limit // TENANT_SHARE)
+
+
 class Lane(StrEnum):
     """Who waits for a job: a request, or nobody but the operator."""
 
@@ -78,7 +83,7 @@ class FairQueue:
             raise GrammarError(
                 ErrorCode.UNAVAILABLE, f"{self._limit} constraints wait to be compiled", hint="Try again later."
             )
-        share = max(1, self._limit // TENANT_SHARE)
+        share = tenant_share(self._limit)
         if sum(len(tenants.get(job.tenant, ())) for tenants in self._waiting.values()) >= share:
             raise GrammarError(
                 ErrorCode.OVER_QUOTA,

@@ -265,18 +265,39 @@ def from_directory(directory: str) -> Vocabulary:
             from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
             tokenizer = Tekkenizer.from_file(str(tekken))
-            return from_tokenizer(tokenizer, tokenizer.n_words, [tokenizer.eos_id])
+            size, ends = _configured(directory, tokenizer.n_words)
+            return from_tokenizer(tokenizer, size, {tokenizer.eos_id, *ends})
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except StartupError:
+        raise
     except (ImportError, OSError, ValueError) as error:
         raise StartupError(f"No tokenizer could be read from {directory!r}: {type(error).__name__}: {error}") from None
-    model, generation = (_configuration(Path(directory) / name) for name in ("config.json", "generation_config.json"))
-    size = model.get("text_config", model).get("vocab_size", len(tokenizer))
-    return from_tokenizer(tokenizer, size, end_ids(generation, model))
+    return from_tokenizer(tokenizer, *_configured(directory, len(tokenizer)))
 
 
-def _configuration(file: Path) -> dict[str, Any]:
+def _configured(directory: str, size: int) -> tuple[int, frozenset[int]]:
+    """Width of the logits (`size` where nothing tells) and the ids that end a text, as vLLM finds them.
+
+    Many a model leaves both to the defaults of its configuration's class, so the files alone do not tell.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        model = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError):  # there is none, or its class is the model's own
+        files = (Path(directory) / name for name in ("config.json", "generation_config.json"))
+        plain, generation = map(_read_json, files)
+        return plain.get("text_config", plain).get("vocab_size", size), end_ids(generation, plain)
+    try:
+        ends = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except OSError:
+        ends = GenerationConfig.from_model_config(model)
+    return getattr(model.get_text_config(), "vocab_size", size), end_ids(ends.to_diff_dict(), vars(model))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -70,13 +70,13 @@ def _admit_after(original: Function) -> Function:
 
 
 def _learn_tenant(original: Function) -> Function:
-    def build_app(args: Any, *rest: Any, **named: Any) -> Any:
-        app, found = original(args, *rest, **named), pin.Pin.find(args.additional_config)
+    def init_entrypoints_middleware(args: Any, app: Any, *rest: Any, **named: Any) -> None:
+        found = pin.Pin.find(args.additional_config)
         if found:
             tenant.add_middleware(app, settings.load(found.file).tenant_from)
-        return app
+        original(args, app, *rest, **named)
 
-    return build_app
+    return init_entrypoints_middleware
 
 
 def _watch_from_start(original: Function) -> Function:
@@ -177,8 +177,8 @@ _RENDER: Final = (
 SEAMS: Final = (
     *(Seam(target, "request", _admit_after, _STATUS) for target in _RENDER),
     Seam(
-        f"{_SERVER}:build_app",
-        "args",
+        "vllm.entrypoints.launchers.app:init_entrypoints_middleware",
+        "args app",
         _learn_tenant,
         "a request's headers do not reach the functions that see its constraint",
         "vLLM tells plugins whose a request is",
