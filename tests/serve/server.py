@@ -93,9 +93,8 @@ class Server:
             return False
 
     def connect(self, patience_s: float = 120) -> httpx.Client:
-        """A client with connections of its own."""
-        # Idle connections are left before the server does, after five seconds: a request then would have no answer.
-        return httpx.Client(base_url=self.url, timeout=patience_s, limits=httpx.Limits(keepalive_expiry=2))
+        """A client with a connection for each request: a server may close one that is kept just when it is used."""
+        return httpx.Client(base_url=self.url, timeout=patience_s, limits=httpx.Limits(max_keepalive_connections=0))
 
     def chat_body(self, content: str = "Hi", **body: Any) -> dict[str, Any]:
         return {"model": "m", "messages": [{"role": "user", "content": content}], **body}

@@ -64,7 +64,7 @@ async def drive(url: str, bodies: Bodies) -> tuple[list[float], Counter[int | st
         except httpx.TimeoutException:
             ends["hung up"] += 1
 
-    unlimited = httpx.Limits(max_connections=None)
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=unlimited) as client:
         await client.get("/lag")
         clock = asyncio.get_running_loop()
