@@ -27,6 +27,7 @@ root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 backend=guidance
 model=
+dtype=bfloat16 # on a CPU
 port=
 keep=
 server=
@@ -98,7 +99,7 @@ start_server() {
   [[ -d $model ]] && export HF_HUB_OFFLINE=1
   if ! nvidia-smi -L >/dev/null 2>&1; then
     export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
-    arguments+=(--dtype bfloat16)
+    arguments+=(--dtype "$dtype")
   fi
   mkdir -p "$root/.cache/logs"
   log=$root/.cache/logs/quickstart-$port.log
@@ -119,7 +120,10 @@ client() {
 main() {
   parse "$@"
   bash "$root/deploy/environment.sh"
-  [[ -n $model ]] || model=$("$python" "$root/deploy/prepare_model.py" smollm2)
+  if [[ -z $model ]]; then
+    model=$("$python" "$root/deploy/prepare_model.py" smollm2)
+    dtype=float32 # small, and three times as fast where the CPU has no instructions for bfloat16
+  fi
   [[ -n $port ]] || port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   local url=http://127.0.0.1:$port
   if "$python" -c "import socket; socket.create_connection(('127.0.0.1', $port), 1)" 2>/dev/null; then

@@ -27,7 +27,6 @@ NOT_REQUIRED = HOST | {
     "mistral-common",
     "fastapi",
     "starlette",
-    "prometheus-client",
 }
 EXTRAS = {"glrmask", "model", "test", "loadtest"}
 

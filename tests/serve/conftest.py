@@ -13,9 +13,8 @@ from tests.serve.judge import Judge
 from tests.serve.server import ROOT, Server
 
 _ARGUMENTS: dict[str, list[str]] = {
-    # All logprobs: what a mask forbids must be visible. Sampling is most of its work, and twice as fast in float32.
-    # The probe does nothing until it is asked.
-    "noise": ["--max-logprobs", "-1", "--dtype", "float32", "--middleware", "tests.serve.lag.LagProbe"],
+    # All logprobs: what a mask forbids must be visible. The probe does nothing until it is asked.
+    "noise": ["--max-logprobs", "-1", "--middleware", "tests.serve.lag.LagProbe"],
     # The request log is what must not hold schemas.
     "smollm2": ["--enable-log-requests"],
 }

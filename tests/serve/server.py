@@ -25,7 +25,8 @@ ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-ARGUMENTS: Final = ("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "16")
+# float32: two to three times as fast as bfloat16 on a CPU that has no instructions for that.
+ARGUMENTS: Final = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16")
 
 
 def vllm(*arguments: str) -> list[str]:

@@ -157,7 +157,7 @@ from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
 if __name__ == "__main__":
     schema = json.loads(sys.argv[2])
-    llm = LLM(sys.argv[1], enforce_eager=True, dtype="bfloat16", max_model_len=512, max_num_seqs=4, seed=1,
+    llm = LLM(sys.argv[1], enforce_eager=True, dtype="float32", max_model_len=512, max_num_seqs=4, seed=1,
               additional_config={"grammar_backend": {"backend": sys.argv[3]}},
               distributed_executor_backend=sys.argv[4] or None)
     found = {}
