@@ -14,6 +14,7 @@ from tests import tokenizers
 from vllm_grammar_backend.engines.vocabulary import Vocabulary, end_ids, from_directory, from_tokenizer
 from vllm_grammar_backend.errors import StartupError
 
+pytestmark = pytest.mark.slow
 LLAMA: dict[str, Any] = {"model_type": "llama", "vocab_size": 49152}
 GEMMA: dict[str, Any] = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 64}}
 """Leaves the width of its logits and its ends to the class, as the published ones do."""

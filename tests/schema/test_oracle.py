@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.schema.serving import BACKENDS, accepts, compiled, lowered, spec_of
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 
+pytestmark = pytest.mark.slow
 NAMES = st.sampled_from(["a", "b", "ab"])
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 1.5, "", "a", "ab", "b"])
 VALUES = st.recursive(
