@@ -20,7 +20,7 @@ LAYERS = (
     ("errors", "grammar", "settings", "metrics"),
     ("admission", "schema", "engines", "masks"),
     ("compile", "cache", "messages", "pin", "tenant", "ticket"),
-    ("gate", "preload", "service"),
+    ("control", "desk", "gate", "preload", "service"),
     ("http", "cli", "host"),
     ("plugin",),
 )

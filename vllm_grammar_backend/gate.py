@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
-from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
@@ -15,26 +13,16 @@ from uuid import uuid4
 from cachetools import TTLCache
 
 from vllm_grammar_backend import admission, pin, settings, ticket
+from vllm_grammar_backend.desk import CALL, COLD, ERROR, FOUND, WAITER, Verb
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.grammar import GrammarSpec
-from vllm_grammar_backend.masks.steps import StepTimes
 from vllm_grammar_backend.metrics import Metrics
-from vllm_grammar_backend.service import Found, GrammarService, Waiter
+from vllm_grammar_backend.service import Found
 from vllm_grammar_backend.settings import ColdRequests
 from vllm_grammar_backend.tenant import tenant_of
 from vllm_grammar_backend.ticket import Ticket
 
 logger = logging.getLogger("vllm.grammar_backend")
 
-CALL: Final = "grammar_call"
-"""The EngineCore method behind which `Desk.call` is; its first argument is a `Verb`."""
-WAITER: Final = "waiter"
-"""Beside a ticket's fields: a name for the one who asks."""
-COLD: Final = "cold"
-"""Beside them: what becomes of it where the grammar is not ready."""
-FOUND: Final = "found"
-ERROR: Final = "error"
-"""The fields of an answer: how the grammar was found, and a refusal as data, or None."""
 WATCH_S: Final = 1.0
 """How often engines are asked for what metrics show."""
 KNOWN_GOOD: Final = 100_000
@@ -45,25 +33,13 @@ KNOWN_BAD: Final = 10_000
 BAD_TTL_S: Final = 30.0
 
 
-_COLD: Final = GrammarError(ErrorCode.UNAVAILABLE, "it is being compiled", hint="Try again in a moment.")
-
-
-class Verb(StrEnum):
-    """What a front end may ask of an engine: the methods of `Desk`."""
-
-    ENSURE = "ensure"
-    RELEASE = "release"
-    STATISTICS = "statistics"
-    OBSERVE = "observe"
-
-
 class Gate:
     """Admits constraints in one front-end process. Used on one event loop, or by one thread offline."""
 
     def __init__(self, found: pin.Pin, structured_outputs_config: Any, model_name: str = "") -> None:
         self._metrics = Metrics(found.backend, model_name)
-        self._settings = settings.load(found.file)
-        self._defaults = pin.options_of(self._settings, structured_outputs_config)
+        self.settings = settings.load(found.file)
+        self._defaults = pin.options_of(self.settings, structured_outputs_config)
         self._good: TTLCache[str, bool] = TTLCache(KNOWN_GOOD, GOOD_TTL_S)
         self._bad: TTLCache[str, dict[str, str | None]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
         self._ranks_agree = False
@@ -101,7 +77,7 @@ class Gate:
         """As `admit_params`, for offline use; `client` is vLLM's synchronous or in-process engine-core client."""
         with self._counted():
             check_companions(sampling_params)
-            admitted = self._issue(sampling_params.structured_outputs, sampling_params.extra_args)
+            admitted = self._issue(sampling_params.structured_outputs, self._owner(sampling_params.extra_args))
             if not self._known(admitted):
                 inner = getattr(client, "engine_core", None)
                 asked = {**admitted, WAITER: uuid4().hex}
@@ -127,33 +103,48 @@ class Gate:
                 return
             await asyncio.sleep(WATCH_S)
 
-    def _issue(self, params: Any, arguments: Mapping[str, Any] | None) -> Ticket:
-        owner = tenant_of(self._settings.tenant_from, arguments)
-        kind, value = ticket.constraint(params)
-        options = ticket.request_options(params, self._defaults)
-        return Ticket(admission.admit(kind, value, options, self._settings.limits), owner)
-
-    async def _admit(self, params: Any, arguments: Mapping[str, Any] | None, client: Any) -> Ticket:
+    async def issue(self, params: Any, owner: str) -> Ticket:
         """Bounds, one parse, the digest; a large constraint is walked on a thread, so that the loop keeps turning.
-        Then wait until the engine has the grammar ready; a known digest costs a look-up.
+
+        Raises:
+            GrammarError: past a limit, not even JSON, or an option that is not supported.
         """
         _, value = ticket.constraint(params)
         if admission.is_small(value):
-            admitted = self._issue(params, arguments)
-        else:
-            admitted = await asyncio.to_thread(self._issue, params, arguments)
+            return self._issue(params, owner)
+        return await asyncio.to_thread(self._issue, params, owner)
+
+    def _issue(self, params: Any, owner: str) -> Ticket:
+        kind, value = ticket.constraint(params)
+        options = ticket.request_options(params, self._defaults)
+        return Ticket(admission.admit(kind, value, options, self.settings.limits), owner)
+
+    def _owner(self, arguments: Mapping[str, Any] | None) -> str:
+        return tenant_of(self.settings.tenant_from, arguments)
+
+    async def _admit(self, params: Any, arguments: Mapping[str, Any] | None, client: Any) -> Ticket:
+        """Wait until the engine has the grammar ready; a known digest costs a look-up."""
+        admitted = await self.issue(params, self._owner(arguments))
         if not self._known(admitted):
-            if not self._ranks_agree:
-                self._compare(await client.call_utility_all_async(CALL, Verb.STATISTICS))
-            began, waiter = monotonic(), uuid4().hex
-            asked = {**admitted, WAITER: waiter, COLD: self._settings.cold_requests}
-            try:
-                answers = await client.call_utility_all_async(CALL, Verb.ENSURE, asked)
-            except asyncio.CancelledError:
-                self._in_background(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
-                raise
-            self._record(admitted, answers, monotonic() - began)
+            await self.ensure(admitted, client, self.settings.cold_requests)
         return admitted
+
+    async def ensure(self, admitted: Ticket, client: Any, cold: ColdRequests = ColdRequests.WAIT) -> None:
+        """Have every rank's grammar ready.
+
+        Raises:
+            GrammarError: why it is not.
+        """
+        if not self._ranks_agree:
+            self._compare(await client.call_utility_all_async(CALL, Verb.STATISTICS))
+        began, waiter = monotonic(), uuid4().hex
+        try:
+            asked = {**admitted, WAITER: waiter, COLD: cold}
+            answers = await client.call_utility_all_async(CALL, Verb.ENSURE, asked)
+        except asyncio.CancelledError:
+            self._in_background(client.call_utility_all_async(CALL, Verb.RELEASE, waiter))
+            raise
+        self._record(admitted, answers, monotonic() - began)
 
     def _in_background(self, call: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(call)
@@ -171,7 +162,7 @@ class Gate:
     def _compare(self, ranks: list[dict[str, str | int]]) -> None:
         """Refuse to serve where engines run with other settings or libraries than this front end or each other."""
         seen = {(rank["settings"], rank["backend"], rank["version"], rank["vocabulary"]) for rank in ranks}
-        if len(seen) > 1 or any(rank["settings"] != self._settings.digest for rank in ranks):
+        if len(seen) > 1 or any(rank["settings"] != self.settings.digest for rank in ranks):
             reason = "the processes of this server disagree on the backend, its version or its settings"
             raise GrammarError(ErrorCode.UNAVAILABLE, reason, hint="Restart all of them with the same settings file.")
         self._ranks_agree = True
@@ -198,68 +189,6 @@ class Gate:
         if not refusals[0].retryable:
             self._bad[digest] = refusals[0].as_data()
         raise refusals[0]
-
-
-class Desk:
-    """The engine's side: answers as data, one waiter per call that may leave before it has its answer."""
-
-    def __init__(self, service: GrammarService, rank: int = 0) -> None:
-        self.service = service
-        self.rank = rank
-        self.steps = StepTimes()
-        self._waiting: dict[str, tuple[GrammarSpec, Waiter]] = {}
-
-    def call(self, verb: str, data: Any = None) -> Any:
-        """One of the methods below by its name, with plain data for its argument. Raises ValueError for any other."""
-        method = getattr(self, Verb(verb))
-        return method() if data is None else method(data)
-
-    def statistics(self) -> dict[str, str | int]:
-        return self.service.statistics()
-
-    def observe(self) -> dict[str, Any]:
-        """The facts that `Metrics.engine` takes; what was observed is told once."""
-        return {
-            **self.service.statistics(),
-            "engine": self.rank,
-            "compiled": self.service.drain_compiled(),
-            "steps": self.steps.drain(),
-            "unmasked": self.steps.unmasked,
-        }
-
-    def ensure(self, data: dict[str, str]) -> Future[dict[str, Any]]:
-        """How the grammar was found, and why it is not ready, if it is not.
-
-        Returns at once. A utility call that fails loses its type on the way, and one that blocks stops decoding.
-        """
-        name, asked = data[WAITER], ticket.read(data)
-        reply: Future[dict[str, Any]] = Future()
-        waiter = self.service.ensure(asked.spec, asked.tenant)
-
-        def settle(_: Future[Any]) -> None:
-            self._waiting.pop(name, None)
-            outcome = waiter.result()
-            refusal = outcome.as_data() if isinstance(outcome, GrammarError) else None
-            reply.set_result({FOUND: waiter.found.value, ERROR: refusal})
-
-        if data.get(COLD) == ColdRequests.REJECT and not waiter.done():
-            # It goes on: whoever asks next may find it ready.
-            reply.set_result({FOUND: waiter.found.value, ERROR: _COLD.as_data()})
-            return reply
-        self._waiting[name] = asked.spec, waiter
-        waiter.add_done_callback(settle)
-        return reply
-
-    def release(self, name: str) -> None:
-        """The client of that waiter has left."""
-        spec, waiter = self._waiting.pop(name, (None, None))
-        if spec is not None and waiter is not None:
-            self.service.release(spec, waiter)
-
-
-def call_desk(core: Any, verb: str, data: Any = None) -> Any:
-    """`CALL` as a method of vLLM's EngineCore, which takes no `*args` there."""
-    return core.structured_output_manager.backend.desk.call(verb, data)
 
 
 def check_companions(request: object, tokenizer: Any = None, *, beam_search: bool = False) -> None:

@@ -12,10 +12,11 @@ from time import monotonic
 import click
 
 from vllm_grammar_backend.admission import admit
+from vllm_grammar_backend.cache.names import Names
 from vllm_grammar_backend.compile.fair import Lane, tenant_share
 from vllm_grammar_backend.errors import GrammarError, StartupError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
-from vllm_grammar_backend.service import GrammarService, Outcome, Waiter
+from vllm_grammar_backend.service import GrammarService, Outcome, Ready, Waiter
 from vllm_grammar_backend.settings import FixedSchema, Limits
 
 logger = logging.getLogger("vllm.grammar_backend")
@@ -89,3 +90,19 @@ def preload(service: GrammarService, options: GrammarOptions) -> None:
                 raise StartupError(f"The fixed schema {name} is declined: {outcome}")
             bar.update(1)
     logger.info("%d fixed schemas are ready after %.1f s", len(wanted), monotonic() - began)
+
+
+def warm_up(service: GrammarService, names: Names) -> None:
+    """Have saved constraints ready again, one at a time and each on its tenant's account, as far as memory reaches."""
+    began, evicted, ready = monotonic(), service.statistics()["cache_evictions"], 0
+    try:
+        for place in names.places():
+            if service.closed or service.statistics()["cache_evictions"] != evicted:
+                break
+            saved = names.find(place)
+            if saved is not None:
+                ready += isinstance(service.ensure(saved.spec, saved.tenant, Lane.WARM_UP).result(), Ready)
+    except GrammarError as error:
+        logger.warning("Saved grammars are not made ready ahead of requests: %s", error)
+    if ready:
+        logger.info("%d saved grammars are ready after %.1f s", ready, monotonic() - began)

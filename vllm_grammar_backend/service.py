@@ -100,6 +100,7 @@ class GrammarService:
         self.engine = engine
         self.version = version
         self.settings = settings
+        self.closed = False
         self._supply = Supply(engine, settings)
         keep = settings.cache
         self._cache = GrammarCache(keep.bytes, tenant_share=keep.tenant_share, ttl_s=keep.ttl)
@@ -222,6 +223,23 @@ class GrammarService:
         job.add_done_callback(settle)
         return promise
 
+    def facts(self, spec: GrammarSpec) -> dict[str, Any]:
+        """What is known of one constraint, as plain data. Asking is no use of it.
+
+        Returns:
+            `state`: `ready`, `compiling`, `declined`, or `cold` where it is built again when it is asked for; and of
+            one that is ready `bytes`, `compile_ms` (0 from the store), `hits` and `idle_s` since its last use.
+        """
+        key = self.key(spec)
+        entry = self._cache.entry(key)
+        if entry is not None:
+            known = {"bytes": entry.nbytes, "compile_ms": entry.compile_ms, "hits": entry.hits, "idle_s": entry.idle_s}
+            return {"state": "ready", **known}
+        with self._lock:
+            if key in self._in_flight:
+                return {"state": "compiling"}
+            return {"state": "declined" if key in self._refusals else "cold"}
+
     def entries(self) -> list[Entry]:
         """What is held in memory, longest unused first."""
         return self._cache.entries()
@@ -255,6 +273,7 @@ class GrammarService:
         return [self._compiled.popleft() for _ in range(len(self._compiled))]
 
     def close(self) -> None:
+        self.closed = True
         self._supply.close()
 
     def _known(self, key: GrammarKey) -> Outcome | None:

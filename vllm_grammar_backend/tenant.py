@@ -23,15 +23,20 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
+def is_name(text: str) -> bool:
+    """True of a tenant's name, and of what a tenant may call a constraint: it is no path and no log line of its own."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(name: object, where: str) -> str:
-    """A tenant's name, as in a path or a log: letters, digits, `.`, `_`, `-`, at most 64.
+    """A name as in a path or a log: letters, digits, `.`, `_`, `-`, at most 64.
 
     Raises:
         GrammarError: it is not one; `where` is named, what was sent is not quoted.
     """
-    if isinstance(name, str) and _NAME.fullmatch(name):
+    if isinstance(name, str) and is_name(name):
         return name
-    reason = "a tenant's name has 1 to 64 letters, digits, dots, underscores and hyphens, the first a letter or digit"
+    reason = "a name has 1 to 64 letters, digits, dots, underscores and hyphens, the first a letter or digit"
     raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, reason, keyword=where)
 
 

@@ -57,13 +57,13 @@ def constraint(params: Any) -> tuple[GrammarKind, object]:
     """Kind and value of vLLM's StructuredOutputsParams.
 
     Raises:
-        GrammarError: none or several kinds, or `json_object: false`.
+        GrammarError: none or several kinds, or a `json_object` that is not true.
     """
     given = [(kind, value) for kind in _KINDS if (value := getattr(params, kind)) is not None]
     if len(given) != 1:
         names = ", ".join(kind for kind, _ in given) or "none"
         raise GrammarError(ErrorCode.INVALID_GRAMMAR, f"exactly one kind of constraint must be given, not {names}")
-    if given[0] == (GrammarKind.JSON_OBJECT, False):
+    if given[0][0] is GrammarKind.JSON_OBJECT and given[0][1] is not True:
         raise GrammarError(ErrorCode.INVALID_GRAMMAR, "json_object must be true where it is given")
     return given[0]
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.core.engine import Engine
 from vllm_grammar_backend import settings as settings_file
 from vllm_grammar_backend.admission import admit as admitted
+from vllm_grammar_backend.desk import COLD, ERROR, FOUND, WAITER, Desk
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
-from vllm_grammar_backend.gate import CALL, COLD, ERROR, FOUND, WAITER, Desk, Gate, Verb, check_companions
+from vllm_grammar_backend.gate import Gate, check_companions
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions
 from vllm_grammar_backend.pin import KEY, Pin
 from vllm_grammar_backend.service import GrammarService
@@ -24,22 +25,6 @@ from vllm_grammar_backend.tenant import ARGUMENT, TenantHeader
 from vllm_grammar_backend.ticket import Ticket
 
 Start = Callable[..., GrammarService]
-
-
-class Engine:
-    """What vLLM's engine-core client does with a utility call: all ranks, arguments as plain data."""
-
-    def __init__(self, *ranks: GrammarService) -> None:
-        self.desks = [Desk(rank) for rank in ranks]
-        self.asked = 0
-        self.told = asyncio.Event()
-
-    async def call_utility_all_async(self, method: str, verb: str, data: Any = None) -> list[Any]:
-        assert method == CALL
-        self.asked += verb == Verb.ENSURE
-        replies = [desk.call(str(verb), data) for desk in self.desks]
-        self.told.set()
-        return [await asyncio.wrap_future(reply) if isinstance(reply, Future) else reply for reply in replies]
 
 
 class Characters:

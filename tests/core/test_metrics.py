@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
+from vllm_grammar_backend.desk import Desk
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
-from vllm_grammar_backend.gate import Desk
 from vllm_grammar_backend.masks.steps import KEPT, StepTimes
 from vllm_grammar_backend.metrics import ALWAYS, METRICS, PREFIX, Metrics
 from vllm_grammar_backend.service import GrammarService

@@ -13,9 +13,9 @@ import pytest
 from tests.workers import BOTH
 from vllm_grammar_backend.admission import admit
 from vllm_grammar_backend.cache.memory import GrammarCache
+from vllm_grammar_backend.desk import Desk
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, StartupError
-from vllm_grammar_backend.gate import Desk
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
 from vllm_grammar_backend.service import Counts, GrammarService, Ready
 from vllm_grammar_backend.settings import Cache, Compile, Settings

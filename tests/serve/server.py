@@ -87,6 +87,11 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def group(self) -> int:
+        """The process group that all of its processes are in."""
+        return self._process.pid
+
     def healthy(self) -> bool:
         try:
             return self.client.get("/health").status_code == httpx.codes.OK

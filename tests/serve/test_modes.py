@@ -57,9 +57,10 @@ def known(send: Callable[[], httpx.Response], patience_s: float = 60) -> httpx.R
     return answer
 
 
+ADMIN = "open-sesame"
 SETTINGS: dict[str, Any] = {
     "whitespace": "compact",
-    "control": {"admin_key": "open-sesame"},
+    "control": {"admin_key": ADMIN},
     "tenant_from": "header:X-Tenant",
     "cold_requests": "reject",
     "compile": {"queue": 4},
@@ -77,16 +78,20 @@ def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
     with Server(
         prepare("noise"),
         tmp_path,
-        ["--config", str(tmp_path / "vllm.yaml")],
+        ["--config", str(tmp_path / "vllm.yaml"), "--api-key", "vllm-s-own"],
         environment={"VLLM_PLUGINS": "grammar_backend"},
     ) as server:
 
         def post(name: str = "acme", **body: Any) -> httpx.Response:
             return server.client.post("/v1/chat/completions", json=server.chat_body(**body), headers={"X-Tenant": name})
 
+        server.client.headers["Authorization"] = "Bearer vllm-s-own"
+
+        def control(method: str, path: str, **fields: Any) -> httpx.Response:
+            return server.client.request(method, f"/v1/grammars{path}", headers={"X-Admin-Key": ADMIN}, **fields)
+
         def rank() -> dict[str, Any]:
-            answer = server.client.get("/v1/grammars/stats", headers={"X-Admin-Key": "open-sesame"})
-            (found,) = answer.json()["ranks"]
+            (found,) = control("GET", "/stats").json()["ranks"]
             return dict(found)
 
         assert rank()["builds"] == len(SETTINGS["fixed_schemas"]), "compiled before the server reports healthy"
@@ -100,7 +105,6 @@ def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
         assert {"ApiServer_0", "ApiServer_1"} <= set(re.findall(r"\((ApiServer_\d)", server.text))
         lines = re.findall(r"vllm-grammar-backend .*: backend xgrammar \(xgrammar .*HTTP routes on", server.text)
         assert len(lines) == 1
-        assert server.client.get("/v1/grammars/stats").status_code == 401
         assert rank()["backend"] == "xgrammar"
         assert rank()["builds"] == len(SETTINGS["fixed_schemas"]) + 1
         hits = rank()["hits"]
@@ -109,7 +113,29 @@ def test_two_api_servers_from_a_yaml_file(tmp_path: Path) -> None:
         assert seen["refusals_total invalid_schema"] == 17, "both API servers count"
         assert seen["workers 0"] == 2
         assert known(lambda: post(structured_outputs={"regex": "a{3}"})).json()["choices"][0]["message"]["content"]
+        check_control(control, post)
+        for headers in ({"X-Admin-Key": ADMIN, "Authorization": ""}, {"X-Admin-Key": ""}):
+            assert server.client.get("/v1/grammars/stats", headers=headers).status_code == 401
         check_tenants(post)
+
+
+def check_control(control: Callable[..., httpx.Response], post: Callable[..., httpx.Response]) -> None:
+    """What is saved through one API server is known to both, and waited for whatever `cold_requests` says."""
+    schema = {"type": "array", "items": {"enum": ["saved", "ahead"]}, "minItems": 1, "maxItems": 2}
+    saved = control("PUT", "/acme/words", json={"json": schema})
+    assert (saved.status_code, saved.json()["verdict"]) == (201, "enforced"), saved.text
+    assert [control("PUT", "/acme/words", json={"json": schema}).status_code for _ in range(4)] == [200] * 4
+    for _ in range(4):
+        assert control("GET", "/acme/words").json()["ranks"][0]["state"] == "ready"
+        answer = post(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+        assert set(json.loads(content(answer.json()))) <= {"saved", "ahead"}
+    refused = control("PUT", "/acme/words", json={"json": {"$ref": "https://example.com/x.json"}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "/$ref")
+    (row,) = control("GET", "", params={"tenant": "acme"}).json()["grammars"]
+    assert row["digest"] == saved.json()["digest"]
+    assert row["ranks"][0]["hits"] >= 4
+    assert control("DELETE", "/acme/words").status_code == 204
+    assert [control("GET", "/acme/words").status_code for _ in range(4)] == [404] * 4
 
 
 def check_tenants(post: Callable[..., httpx.Response]) -> None:

@@ -158,16 +158,21 @@ class GrammarCache:
                 self._entries[key] = replace(entry, pinned=True)
                 self._touch(key)
 
+    def entry(self, key: GrammarKey) -> Entry | None:
+        """What is known of `key`; asking is no use."""
+        with self._lock:
+            self._expire()
+            return self._told(key) if key in self._entries else None
+
     def entries(self) -> list[Entry]:
         """Longest unused first."""
         with self._lock:
             self._expire()
-            now, used = self._clock(), self._entries.used
-            return [
-                Entry(key.digest, held.tenant, held.nbytes, held.compile_ms, held.hits, now - last, held.pinned)
-                for key, last in used.items()
-                for held in [self._entries[key]]
-            ]
+            return [self._told(key) for key in self._entries.used]
+
+    def _told(self, key: GrammarKey) -> Entry:
+        held, idle_s = self._entries[key], self._clock() - self._entries.used[key]
+        return Entry(key.digest, held.tenant, held.nbytes, held.compile_ms, held.hits, idle_s, held.pinned)
 
     @property
     def bytes(self) -> int:

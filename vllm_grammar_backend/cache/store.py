@@ -73,7 +73,7 @@ class ArtefactStore:
         if _read_header(header) != _header(key, artefact):
             self.rejects += 1
             logger.warning("Grammar %s: its stored artefact is damaged or foreign, and is ignored", key.digest[:16])
-            self._remove(path)
+            _remove(path)
             return None
         with contextlib.suppress(OSError):  # on a read-only disk
             os.utime(path)  # what is swept first is what was used longest ago
@@ -86,15 +86,7 @@ class ArtefactStore:
         if len(content) > self._max_bytes:
             return False
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(suffix=".part", dir=self._folder)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                Path(name).replace(self._path(key))
-            except BaseException:
-                self._remove(Path(name))
-                raise
+            write_whole(self._path(key), content)
         except OSError as error:
             self._fault("written", error)
             return False
@@ -124,7 +116,7 @@ class ArtefactStore:
     def discard(self, key: GrammarKey) -> None:
         """Take out an artefact that the library does not read."""
         self.rejects += 1
-        self._remove(self._path(key))
+        _remove(self._path(key))
 
     def _path(self, key: GrammarKey) -> Path:
         name = hashlib.sha256(json.dumps([FORMAT, *asdict(key).values()]).encode()).hexdigest()
@@ -142,7 +134,7 @@ class ArtefactStore:
         for _, size, path in files:
             if self._bytes <= self._max_bytes * SWEPT_TO:
                 return
-            self._remove(path)
+            _remove(path)
             self._bytes -= size
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
@@ -154,14 +146,40 @@ class ArtefactStore:
                         found = entry.stat()
                         yield found.st_mtime, found.st_size, Path(entry.path)
 
-    def _remove(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
     def _fault(self, verb: str, error: OSError) -> None:
         self.faults += 1
         if self.faults == 1:
             logger.warning("The artefact store %s cannot be %s: %s; grammars are compiled", self._folder, verb, error)
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """All of it or nothing, in a directory that is made where it is not there.
+
+    Args:
+        path: what is there already is replaced.
+        content: of the file.
+        durable: return only when it survives a loss of power.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
+        Path(part).replace(path)
+    except BaseException:
+        _remove(Path(part))
+        raise
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _header(key: GrammarKey, artefact: bytes) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
 
-from vllm_grammar_backend import admission, gate, pin, ticket
+from vllm_grammar_backend import admission, pin, ticket
+from vllm_grammar_backend.desk import CALL, Desk, call_desk
 from vllm_grammar_backend.engines import vocabulary
 from vllm_grammar_backend.engines.base import Matcher
 from vllm_grammar_backend.errors import GrammarError
 from vllm_grammar_backend.grammar import GrammarKind
 from vllm_grammar_backend.host import capabilities, flags
 from vllm_grammar_backend.host.seams import Function, Seam
-from vllm_grammar_backend.preload import preload
 from vllm_grammar_backend.service import GrammarService, Ready, failed
 
 logger = logging.getLogger("vllm.grammar_backend")
@@ -69,7 +69,7 @@ class PinnedBackend(StructuredOutputBackend):
     def __init__(self, vllm_config: Any, tokenizer: Any, service: GrammarService) -> None:
         super().__init__(vllm_config, tokenizer, service.engine.vocabulary.size)
         self.service = service
-        self.desk = gate.Desk(service, vllm_config.parallel_config.data_parallel_index)
+        self.desk = Desk(service, vllm_config.parallel_config.data_parallel_index)
         self.defaults = pin.options_of(service.settings, vllm_config.structured_outputs_config)
         self._max_rollback = int(getattr(vllm_config, "num_speculative_tokens", 0)) + 1
         self._seen: tuple[torch.Tensor, NDArray[np.int32]] | None = None
@@ -100,7 +100,7 @@ class PinnedBackend(StructuredOutputBackend):
         return torch.full((max_num_seqs, self.service.engine.vocabulary.row_width), -1, dtype=torch.int32)
 
     def destroy(self) -> None:
-        self.service.close()
+        self.desk.close()
 
 
 def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBackend:
@@ -116,7 +116,7 @@ def start_backend(vllm_config: Any, tokenizer: Any, found: pin.Pin) -> PinnedBac
     known = vocabulary.from_tokenizer(tokenizer, model.get_vocab_size(), ends)
     service = GrammarService.start(found.backend, known, settings)
     backend = PinnedBackend(vllm_config, tokenizer, service)
-    preload(service, backend.defaults)
+    backend.desk.open(backend.defaults)
     if not vllm_config.parallel_config.data_parallel_rank:
         routes = "on" if capabilities.routes_on() else f"off (set VLLM_PLUGINS={capabilities.plugins_value()})"
         logger.info("%s, %d engine seams, HTTP routes %s", service, len(SEAMS), routes)
@@ -132,7 +132,7 @@ def _start_with_engine(original: Function) -> Function:
         if found is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
-            setattr(EngineCore, gate.CALL, gate.call_desk)
+            setattr(EngineCore, CALL, call_desk)
 
     return init
 
