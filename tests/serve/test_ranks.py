@@ -65,5 +65,5 @@ def test_ranks_agree_and_a_kill_loses_nothing(tmp_path: Path) -> None:
         assert (found["digest"], found["kept"]) == (saved.json()["digest"], True)
         again = control(server, "PUT", "/acme/words", json={"json": SCHEMA})
         assert (again.status_code, again.json()["compile_ms"]) == (200, 0), "from the store, without a worker"
-        one = ask(server.client, "chat", json_schema=SCHEMA, max_tokens=60).only
-        assert set(json.loads(one.text)) <= {"saved", "ahead"}
+        choice = ask(server.client, "chat", json_schema=SCHEMA, max_tokens=60).only
+        assert set(json.loads(choice.text)) <= {"saved", "ahead"}
