@@ -3,9 +3,9 @@
     python loadtest/neighbours.py --model .cache/models/noise --schemas corpus.jsonl.gz --backend guidance
 
 Starts `vllm serve` twice, stock and pinned to the same backend, and on each sends a neighbour's small structured
-requests one after the other: first while four clients send plain requests, then while the same four send schemas, among
-them an enum of 20,000 strings and an object of 2,000 optional properties with patterns. Prints a table and, as its last
-line, JSON. Latencies are seconds; only the ratios mean something on a busy machine.
+requests one after the other: first while four clients send plain requests, then while they send schemas, the same to
+either server, among them an enum of 20,000 strings and an object of 2,000 optional properties with patterns. Prints a
+table and, as its last line, JSON. Latencies are seconds; only the ratios mean something on a busy machine.
 
 The corpus is JSON lines with a key `schema`, plain or gzipped.
 """
@@ -75,12 +75,12 @@ def body(number: int, schema: object = None) -> dict[str, Any]:
     return whole | ({"ignore_eos": True} if schema is None else {"structured_outputs": {"json": json.dumps(schema)}})
 
 
-def schemas(corpus: Path, *, dear: bool) -> Iterator[object]:
-    """Real schemas in a seeded order; the dear ones come second and third."""
+def schemas(corpus: Path, number: int, *, dear: bool) -> list[object]:
+    """So many real schemas in a seeded order; the dear ones come second and third."""
     with (gzip.open if corpus.suffix == ".gz" else open)(corpus, "rt", encoding="utf-8") as lines:
         real = [json.loads(line)["schema"] for line in lines]
     random.Random(7).shuffle(real)
-    yield from [real[0], *([ENUM, OBJECT] if dear else []), *real[1:]]
+    return [real[0], *([ENUM, OBJECT] if dear else []), *real[1:]][:number]
 
 
 async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> int:
@@ -90,8 +90,8 @@ async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> int:
         return 0
 
 
-async def phase(url: str, requests: Iterator[dict[str, Any]], seconds: float) -> Phase:
-    """Four clients send `requests` while the neighbour is measured, for so long and at least `LEAST` samples."""
+async def phase(url: str, requests: Iterator[dict[str, Any]], *, endless: bool) -> Phase:
+    """Four clients send `requests` while the neighbour is measured, `LEAST` times or more: until all are answered."""
     seen, over = Phase(), asyncio.Event()
 
     async def client_work(client: httpx.AsyncClient) -> None:
@@ -103,15 +103,14 @@ async def phase(url: str, requests: Iterator[dict[str, Any]], seconds: float) ->
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
         others = [asyncio.create_task(client_work(client)) for _ in range(CLIENTS)]
-        began = time.monotonic()
-        while time.monotonic() - began < seconds or len(seen.latencies) < LEAST:
+        while len(seen.latencies) < LEAST if endless else not all(task.done() for task in others):
             start = time.perf_counter()
             seen.neighbour[await send(client, body(0, {"enum": ["fine", "good"]}))] += 1
             seen.latencies.append(time.perf_counter() - start)
-            if all(task.done() for task in others):
-                sys.exit("the corpus is too small for so many seconds")
         over.set()
         await asyncio.gather(*others)
+    if len(seen.latencies) < LEAST:
+        sys.exit(f"only {len(seen.latencies)} samples of the neighbour: more --count is needed")
     return seen
 
 
@@ -162,11 +161,11 @@ def measure(name: str, options: argparse.Namespace, arguments: list[str]) -> dic
         for warm in (body(0), body(0, {"enum": ["fine", "good"]}), body(0, {"type": "integer"})):
             httpx.post(f"{url}/v1/completions", json=warm, timeout=PATIENCE_S).raise_for_status()
         print(f"{name}: plain requests", file=sys.stderr)
-        plain = asyncio.run(phase(url, (body(number) for number in count(1)), options.seconds))
+        plain = asyncio.run(phase(url, (body(number) for number in count(1)), endless=True))
         print(f"{name}: schemas", file=sys.stderr)
-        found = schemas(options.schemas, dear=not options.cheap)
+        found = schemas(options.schemas, options.count, dear=not options.cheap)
         wanted = (body(number, schema) for number, schema in enumerate(found))
-        busy = asyncio.run(phase(url, wanted, options.seconds))
+        busy = asyncio.run(phase(url, wanted, endless=False))
     ratio = {
         part: round(busy.quantile(share) / plain.quantile(share), 2) for part, share in (("p99", 0.99), ("max", 1))
     }
@@ -192,7 +191,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
     parser.add_argument("--schemas", type=Path, required=True, help="corpus of schemas, JSON lines, maybe gzipped")
     parser.add_argument("--backend", choices=["guidance", "xgrammar"], required=True)
-    parser.add_argument("--seconds", type=float, default=60, help="of each of the two phases, at least")
+    parser.add_argument("--count", type=int, default=600, help="schemas sent to each server (default: 600)")
     parser.add_argument("--cheap", action="store_true", help="leave the two dear schemas out")
     run(parser.parse_args())
 

@@ -45,6 +45,11 @@ def spec(schema: Any) -> GrammarSpec:
     return admit(GrammarKind.JSON, schema, GrammarOptions(), Settings().limits)
 
 
+def closed(properties: dict[str, Any]) -> GrammarSpec:
+    """An object of these and no other properties, all optional."""
+    return spec({"type": "object", "properties": properties, "additionalProperties": False})
+
+
 def corpus(file: Path) -> Iterator[GrammarSpec]:
     """Admitted schemas of JSON lines with a key `schema`, in a seeded order, each once."""
     with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
@@ -103,7 +108,7 @@ def hits(backend: str, tokenizer: Vocabulary) -> None:
     result: dict[str, Any] = {"backend": backend}
     with closing(GrammarService.start(backend, tokenizer, Settings(compile=Compile(deadline_s=120)))) as service:
         for size in (10, 1000):
-            wanted = spec({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(size)}})
+            wanted = closed({f"p{i}": {"type": "integer"} for i in range(size)})
             outcome = service.ensure(wanted).result()
             if isinstance(outcome, GrammarError):
                 raise click.ClickException(str(outcome))
@@ -190,7 +195,7 @@ def bounded(backend: str, tokenizer: Vocabulary, count: int, budget_mib: int) ->
         with click.progressbar(range(count), file=sys.stderr) as bar:
             for number in bar:
                 names = {f"p{number}_{i}": {"type": ["integer", "boolean"][i % 2]} for i in range(5 + number % 20)}
-                ahead.append(service.ensure(spec({"type": "object", "properties": names})))
+                ahead.append(service.ensure(closed(names)))
                 if len(ahead) > settings.compile.workers:
                     outcome = ahead.popleft().result()
                     if isinstance(outcome, GrammarError):
