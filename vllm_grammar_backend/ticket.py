@@ -22,7 +22,12 @@ class Ticket(dict[str, str]):
     def __init__(self, spec: GrammarSpec, tenant: str = DEFAULT_TENANT) -> None:
         options = spec.options
         super().__init__(
-            kind=spec.kind, text=spec.text, whitespace=options.whitespace, formats=options.formats, tenant=tenant
+            kind=spec.kind,
+            text=spec.text,
+            whitespace=options.whitespace,
+            formats=options.formats,
+            digest=spec.digest,
+            tenant=tenant,
         )
         self.spec = spec
 
@@ -50,7 +55,9 @@ class Ticket(dict[str, str]):
 def read(data: Mapping[str, str]) -> Ticket:
     """A ticket that crossed a process boundary."""
     options = GrammarOptions(Whitespace(data["whitespace"]), Formats(data["formats"]))
-    return Ticket(GrammarSpec(GrammarKind(data["kind"]), data["text"], options), data["tenant"])
+    spec = GrammarSpec(GrammarKind(data["kind"]), data["text"], options)
+    vars(spec)["digest"] = data["digest"]  # counted on the other side; of a long text it is most of what a hit costs
+    return Ticket(spec, data["tenant"])
 
 
 def constraint(params: Any) -> tuple[GrammarKind, object]:
