@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
     parser.add_argument("--schemas", type=Path, required=True, help="corpus of schemas, JSON lines, maybe gzipped")
     parser.add_argument("--backend", choices=["guidance", "xgrammar"], required=True)
-    parser.add_argument("--count", type=int, default=600, help="schemas sent to each server (default: 600)")
+    parser.add_argument("--count", type=int, default=900, help="schemas sent to each server (default: 900)")
     parser.add_argument("--cheap", action="store_true", help="leave the two dear schemas out")
     run(parser.parse_args())
 

@@ -51,12 +51,14 @@ class GrammarError(Exception):
     """RFC 6901 JSON pointer to the offending place, `""` for the whole document, None where there is none."""
     keyword: str | None = None
     hint: str | None = None
+    more: tuple[GrammarError, ...] = ()
+    """Further reasons, none with more of its own."""
 
     def __post_init__(self) -> None:
         if self.pointer is not None and len(self.pointer) > POINTER_LIMIT:
             self.pointer = self.pointer[:POINTER_LIMIT] + "…"
         # Exceptions are copied and pickled through their arguments.
-        super().__init__(self.code, self.reason, self.pointer, self.keyword, self.hint)
+        super().__init__(self.code, self.reason, self.pointer, self.keyword, self.hint, self.more)
 
     @property
     def http_status(self) -> int:
@@ -74,23 +76,30 @@ class GrammarError(Exception):
         hint = f" {self.hint}" if self.hint else ""
         return f"{self.code}: {where}: {self.reason}.{hint}" if where else f"{self.code}: {self.reason}.{hint}"
 
-    def as_data(self) -> dict[str, str | None]:
-        """A flat dictionary that msgpack and JSON take; `from_data` reads it back."""
-        return {
+    @property
+    def reasons(self) -> tuple[GrammarError, ...]:
+        """Each by itself, this one first."""
+        return (GrammarError(self.code, self.reason, self.pointer, self.keyword, self.hint), *self.more)
+
+    def as_data(self) -> dict[str, Any]:
+        """A dictionary that msgpack and JSON take; `from_data` reads it back. `more` is there where it is not empty."""
+        data: dict[str, Any] = {
             "code": self.code.value,
             "reason": self.reason,
             "pointer": self.pointer,
             "keyword": self.keyword,
             "hint": self.hint,
         }
+        return data | ({"more": [error.as_data() for error in self.more]} if self.more else {})
 
     def anew(self) -> GrammarError:
         """An equal one to raise: an exception that is raised again keeps the frames of every time before."""
-        return GrammarError(self.code, self.reason, self.pointer, self.keyword, self.hint)
+        return GrammarError(self.code, self.reason, self.pointer, self.keyword, self.hint, self.more)
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> GrammarError:
-        return cls(**{**data, "code": ErrorCode(data["code"])})
+        more = tuple(cls.from_data(each) for each in data.get("more", ()))
+        return cls(**{**data, "code": ErrorCode(data["code"]), "more": more})
 
 
 def pointer(*parts: str | int) -> str:

@@ -41,7 +41,7 @@ class Gate:
         self.settings = settings.load(found.file)
         self._defaults = pin.options_of(self.settings, structured_outputs_config)
         self._good: TTLCache[str, bool] = TTLCache(KNOWN_GOOD, GOOD_TTL_S)
-        self._bad: TTLCache[str, dict[str, str | None]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
+        self._bad: TTLCache[str, dict[str, Any]] = TTLCache(KNOWN_BAD, BAD_TTL_S)
         self._ranks_agree = False
         self._tasks: set[asyncio.Future[Any]] = set()
 

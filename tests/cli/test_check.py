@@ -117,3 +117,18 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(schemas: Path) -> N
     assert done.exit_code == 2
     assert f"{missing} cannot be read" in done.stderr
     assert done.stdout.startswith(f"enforced  {good}")
+
+
+def test_every_reason(tmp_path: Path) -> None:
+    (tmp_path / "order.json").write_text('{"properties": {"a": {"contains": {}}, "b": {"type": 7}}, "required": 1}')
+    text = CliRunner().invoke(main, ["check", str(tmp_path / "order.json"), "--backend", "guidance"])
+    assert text.exit_code == 1
+    lines = text.stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("declined  ")
+    assert all(line.startswith("          and: ") for line in lines[1:])
+    found = CliRunner().invoke(main, ["check", str(tmp_path / "order.json"), "--backend", "guidance", "--json"])
+    verdict = json.loads(found.stdout)
+    pointers = [reason["pointer"] for reason in verdict["errors"]]
+    assert set(pointers) == {"/properties/b/type", "/required", "/properties/a/contains"}
+    assert verdict["pointer"] == pointers[0]

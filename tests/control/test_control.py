@@ -137,6 +137,9 @@ def test_the_old_one_stays_until_the_new_one_is_ready(deploy: Deploy) -> None:
             "pointer": "/properties/a/contains",
         }
         assert http.get("/v1/grammars/acme/order").json()["digest"] == digest
+        several: Any = {"properties": {name: {"contains": {}} for name in "abc"}}
+        reasons = http.put("/v1/grammars/acme/order", json={"json": several}).json()["error"]["reasons"]
+        assert [reason["pointer"] for reason in reasons] == [f"/properties/{name}/contains" for name in "abc"]
 
 
 NO_CONSTRAINT = [

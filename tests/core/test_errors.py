@@ -10,17 +10,22 @@ import pytest
 
 from vllm_grammar_backend.errors import ErrorCode, GrammarError, pointer
 
+MORE = (GrammarError(ErrorCode.INVALID_SCHEMA, "too", ""), GrammarError(ErrorCode.UNAVAILABLE, "as well"))
 
+
+@pytest.mark.parametrize("more", [(), MORE])
 @pytest.mark.parametrize("code", ErrorCode)
-def test_round_trips(code: ErrorCode) -> None:
-    error = GrammarError(code, "it is so", "/properties/a~1b", "oneOf", "Do that.")
+def test_round_trips(code: ErrorCode, more: tuple[GrammarError, ...]) -> None:
+    error = GrammarError(code, "it is so", "/properties/a~1b", "oneOf", "Do that.", more)
     for twin in (
+        error.anew(),
         GrammarError.from_data(json.loads(json.dumps(error.as_data()))),
         pickle.loads(pickle.dumps(error)),  # noqa: S301 - our own bytes
         copy.copy(error),
     ):
         assert twin.as_data() == error.as_data()
         assert str(twin) == str(error)
+        assert [str(reason) for reason in twin.reasons] == [str(error), *map(str, more)]
     assert str(error) == f"{code}: 'oneOf' at '/properties/a~1b': it is so. Do that."
 
 

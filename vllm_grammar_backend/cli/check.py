@@ -45,8 +45,9 @@ Examples:
 def check(
     files: tuple[str, ...], backend: str, kind: str, tokenizer: str | None, grammar_config: str | None, *, as_json: bool
 ) -> None:
-    """Print `enforced` or `declined` for each FILE (`-` is standard input); exit 1 if any is declined, 2 if any cannot
-    be read.
+    """Print `enforced`, or `declined` and why, for each FILE (`-` is standard input).
+
+    Exit 1 if any is declined, 2 if any cannot be read.
     """
     try:
         found = settings.load(grammar_config)
@@ -76,7 +77,8 @@ def _verdicts(
     for file, spec, outcome in preload.outcomes(service, wanted):
         verdict: dict[str, Any] = {"verdict": "enforced"}
         if isinstance(outcome, GrammarError):
-            verdict = {"verdict": "declined", **outcome.as_data()}
+            first, *_ = reasons = [reason.as_data() for reason in outcome.reasons]
+            verdict = {"verdict": "declined", **first, "errors": reasons}
         yield file, {**verdict, "digest": spec.digest if spec else None}
 
 
@@ -92,7 +94,5 @@ def _read(file: str) -> str | None:
 def _line(file: str, verdict: dict[str, Any]) -> str:
     if verdict["verdict"] == "enforced":
         return f"enforced  {file}  {verdict['digest'][:16]}"
-    return f"declined  {file}  {GrammarError.from_data({k: verdict[k] for k in _ERROR_FIELDS})}"
-
-
-_ERROR_FIELDS = ("code", "reason", "pointer", "keyword", "hint")
+    first, *others = [str(GrammarError.from_data(reason)) for reason in verdict["errors"]]
+    return "\n".join([f"declined  {file}  {first}", *(f"          and: {other}" for other in others)])

@@ -69,7 +69,7 @@ def refusal(error: GrammarError) -> JSONResponse:
         "type": status.phrase,
         "param": error.pointer if error.pointer is not None else error.keyword,
         "code": status.value,
-        "reasons": [error.as_data()],
+        "reasons": [reason.as_data() for reason in error.reasons],
     }
     headers = {"Retry-After": str(RETRY_AFTER_S)} if error.retryable else None
     return JSONResponse({"error": body}, status, headers)

@@ -13,6 +13,7 @@ from vllm_grammar_backend.schema.document import parse
 from vllm_grammar_backend.schema.guidance import GuidanceLowering
 from vllm_grammar_backend.schema.lowering import Lowering
 from vllm_grammar_backend.schema.node import render
+from vllm_grammar_backend.schema.reasons import every
 from vllm_grammar_backend.schema.structural_tag import lower_tag
 from vllm_grammar_backend.schema.xgrammar import XgrammarLowering
 
@@ -30,7 +31,8 @@ def prepare(spec: GrammarSpec, backend: str) -> GrammarSpec:
     """
     formats = spec.options.formats is Formats.ASSERT
     if spec.kind is GrammarKind.JSON:
-        return replace(spec, text=_compact(lower_schema(parse(spec.text), backend, formats=formats)))
+        lowered = every(parse(spec.text), lambda schema: lower_schema(schema, backend, formats=formats))
+        return replace(spec, text=_compact(lowered))
     if spec.kind is GrammarKind.REGEX:
         return replace(spec, text=kinds.regex(spec.text, backend))
     if spec.kind is GrammarKind.CHOICE:
