@@ -19,8 +19,8 @@ from vllm_grammar_backend.tenant import check_name
 OPTION: Final = "disable_any_whitespace"
 """The one field of a saved constraint beside its kind; as in `structured_outputs`."""
 FIELDS: Final = (*(kind.value for kind in GrammarKind), OPTION)
-PAGE: Final = 1000
-"""Most names of one page."""
+PAGE: Final = 200
+"""Most names of one page: an engine reads each of them, text and all."""
 
 
 class Control:
