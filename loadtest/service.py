@@ -1,9 +1,11 @@
-"""The compile service alone, without a server: what a look-up, a restart, an artefact and ten thousand schemas cost.
+"""The compile service alone, without a server: what a look-up, a restart, an artefact, ten thousand schemas and a
+worker's death cost.
 
     python loadtest/service.py hits --tokenizer .cache/models/noise --backend guidance
     python loadtest/service.py artefacts --tokenizer .cache/models/noise --backend xgrammar --schemas corpus.jsonl.gz
     python loadtest/service.py restart --tokenizer .cache/models/noise --backend guidance --schemas corpus.jsonl.gz
     python loadtest/service.py bounded --tokenizer .cache/models/noise --backend xgrammar
+    python loadtest/service.py deaths --tokenizer .cache/models/noise --backend xgrammar
 
 Each prints one JSON object. Times are wall clock; run it alone.
 """
@@ -14,13 +16,14 @@ import gzip
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final
 
 import click
@@ -36,6 +39,11 @@ from vllm_grammar_backend.settings import Cache, Compile, Settings, Store
 from vllm_grammar_backend.ticket import Ticket
 
 MIB: Final = 1024 * 1024
+DEAR: Final[dict[str, Any]] = {
+    "guidance": {"type": "string", "allOf": [{"pattern": f"a.*b{i}.*c"} for i in range(30)]},
+    "xgrammar": {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(3000)}},
+}
+"""What takes a worker minutes."""
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 Command = Callable[..., None]
@@ -208,6 +216,45 @@ def bounded(backend: str, tokenizer: Vocabulary, count: int, budget_mib: int) ->
     click.echo(
         json.dumps({"backend": backend, "schemas": count, "evictions": evictions, **figures, "allowed_mib": allowed})
     )
+
+
+@main.command()
+@common
+def deaths(backend: str, tokenizer: Vocabulary) -> None:
+    """Seconds until all workers are back after a `kill -9` of one, all, and all with the process they are forked from;
+    and how long past its deadline a job of minutes is there, its memory included.
+    """
+    limits = Compile(deadline_s=3, memory_mb=8192)
+    with closing(GrammarService.start(backend, tokenizer, Settings(compile=limits))) as service:
+        pool = service._supply.pool  # noqa: SLF001 - whose processes are killed here
+
+        def back(victims: Callable[[], list[int]]) -> float:
+            service.ensure(spec({"const": "warm"})).result()
+            while len(pool.pids) < limits.workers:
+                sleep(0.001)
+            dying = set(pool.pids) & set(chosen := victims())
+            start = perf_counter()
+            for pid in chosen:
+                os.kill(pid, signal.SIGKILL)
+            while len(pool.pids) < limits.workers or dying & set(pool.pids):
+                sleep(0.001)
+            return round(perf_counter() - start, 3)
+
+        figures = {
+            "one_s": back(lambda: pool.pids[:1]),
+            "all_s": back(lambda: pool.pids),
+            "all_and_their_parent_s": back(lambda: [parent(pool.pids[0]), *pool.pids]),
+        }
+        start = perf_counter()
+        outcome = service.ensure(spec(DEAR[backend])).result()
+        if not isinstance(outcome, GrammarError) or "deadline" not in str(outcome):
+            raise click.ClickException(f"it was not ended by its deadline: {outcome}")
+        late = round(perf_counter() - start - limits.deadline_s, 3)
+    click.echo(json.dumps({"backend": backend, "back": figures, "past_its_deadline_s": late}))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[1])
 
 
 if __name__ == "__main__":

@@ -226,6 +226,11 @@ def _read_file(file: str) -> dict[str, Any]:
     return tree
 
 
+def environment_without_threads() -> dict[str, str]:
+    """This process's own, for a child that forks: numpy's linear algebra would start a thread for each core."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in environment.items():

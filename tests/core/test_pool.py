@@ -129,6 +129,47 @@ def test_a_worker_killed_at_work_is_replaced_and_its_job_done_again(pool: Worker
     assert pool.restarts == 2
 
 
+def nurse(pool: WorkerPool) -> int:
+    """The process that workers are forked from."""
+    found = pool._nursery._nurse
+    assert found
+    return found._process.pid
+
+
+def test_workers_outlive_their_nurse_and_her_successor_has_others(pool: WorkerPool) -> None:
+    until(lambda: pool.pids)
+    worker, first = pool.pids[0], nurse(pool)
+    os.kill(first, signal.SIGKILL)
+    assert pool.submit(spec({"type": "null"}), TENANT).done.result(PATIENCE_S).nbytes
+    assert (pool.pids, pool.restarts) == ([worker], 0)
+    os.kill(worker, signal.SIGKILL)
+    assert pool.submit(spec({"type": "boolean"}), TENANT).done.result(PATIENCE_S).nbytes
+    assert nurse(pool) != first
+
+
+def test_all_are_killed_at_once_and_nothing_is_lost() -> None:
+    with closing(make(workers=2)) as pool:
+        until(lambda: len(pool.pids) == 2)
+        job = pool.submit(spec(DEAR), TENANT)
+        busy_pid(pool, job)
+        first = pool.pids
+        for pid in (nurse(pool), *first):
+            os.kill(pid, signal.SIGKILL)
+        others = [pool.submit(spec({"const": number}), "another") for number in range(8)]
+        assert all(other.done.result(PATIENCE_S).nbytes for other in others)
+        busy_pid(pool, job)  # done again
+        assert not set(pool.pids) & set(first)
+
+
+def test_a_worker_hears_of_its_own_parent_alone() -> None:
+    """A pipe that another worker had inherited would stay open when its owner has ended."""
+    with closing(make(workers=3)) as pool:
+        until(lambda: len(pool.pids) == 3)
+        for pid in pool.pids:
+            open_files = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            assert sum(file.startswith("socket:") for file in open_files) == 1
+
+
 def test_a_job_that_crashes_its_workers_is_at_fault(pool: WorkerPool) -> None:
     job = pool.submit(spec(DEAR), TENANT)
     first = busy_pid(pool, job)
@@ -182,14 +223,14 @@ pool = make(workers=2)
 job = pool.submit(spec(DEAR), TENANT)
 busy_pid(pool, job)
 until(lambda: len(pool.pids) == 2)
-print(*pool.pids, flush=True)
+print(nurse(pool), *pool.pids, flush=True)
 time.sleep({PATIENCE_S})
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
-    assert len(pids) == 2
+    assert len(pids) == 3
     until(lambda: all(gone(pid) for pid in pids))
 
 

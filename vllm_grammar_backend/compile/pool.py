@@ -19,7 +19,7 @@ from typing import Final
 from vllm_grammar_backend.compile.child import Child, Nursery
 from vllm_grammar_backend.compile.fair import FairQueue, Job, Lane
 from vllm_grammar_backend.compile.walk import too_costly
-from vllm_grammar_backend.compile.wire import ARTEFACT_FOLLOWS, READY, TAKEN, Start, read_failure, step_back
+from vllm_grammar_backend.compile.wire import ARTEFACT_FOLLOWS, READY, TAKEN, Start, read_ended, read_failure, step_back
 from vllm_grammar_backend.engines.base import Engine
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarSpec
@@ -30,7 +30,7 @@ logger = logging.getLogger("vllm.grammar_backend")
 WEIGHING_S: Final = 0.05
 """How often the memory of a busy worker is looked at."""
 GRACE_S: Final = 2.0
-"""A running job nobody waits for any more may finish within this: about what a new worker costs, and clients retry."""
+"""A running job nobody waits for any more may finish within this: clients retry."""
 START_LIMIT_S: Final = 300.0
 """A minute and more was seen where a library had to be read from a slow disk."""
 START_WAIT_S: Final = 60.0
@@ -217,8 +217,14 @@ class WorkerPool:
         try:
             message = place.child.connection.recv_bytes()
             artefact = place.child.connection.recv_bytes() if message == ARTEFACT_FOLLOWS else None
+            if message == READY and not place.ready:
+                place.child.meet()
         except (EOFError, OSError):
             self._lost(place)
+            return
+        status = read_ended(message)
+        if status is not None:
+            self._lost(place, status)
             return
         if place.job is None:
             self._welcome(place, message)
@@ -250,6 +256,7 @@ class WorkerPool:
         taken = monotonic() - place.since
         if place.job is None:
             if not place.ready and taken > START_LIMIT_S:
+                self._nursery.dismiss()
                 self._lost(place)
             return
         budget = None
@@ -267,31 +274,31 @@ class WorkerPool:
             self._end(place)
             job.fail(too_costly(job.spec, reason, f"The setting {hint}."))
 
-    def _lost(self, place: _Place) -> None:
-        """A worker ended, or never got ready, without our doing."""
-        job, was_ready, status = place.job, place.ready, self._end(place)
+    def _lost(self, place: _Place, status: int | None = None) -> None:
+        """A worker ended, or never got ready, without our doing; its exit status where that is known."""
+        job, was_ready, told = place.job, place.ready, "" if status is None else f" (exit status {status})"
+        self._end(place)
         self.restarts += 1
         if job is None:
-            logger.warning("A compile worker ended (exit status %s) and is replaced", status)
+            logger.warning("A compile worker ended%s and is replaced", told)
             if not was_ready:
                 self._back_off(place)
             return
         place.job = None
         job.lost += place.taken
-        logger.warning("Grammar %s: its compile worker ended (exit status %s)", job.spec.digest[:16], status)
+        logger.warning("Grammar %s: its compile worker ended%s", job.spec.digest[:16], told)
         with self._lock:
             again = job.lost < LOSSES and not job.abandoned
             self._queue.put_back(job) if again else self._queue.finished(job)
         if not again:
-            job.fail(_CRASHED if status != -signal.SIGKILL else _KILLED)
+            job.fail(_KILLED if status in (None, -signal.SIGKILL) else _CRASHED)
         if place.taken:
             self._back_off(place)
 
-    def _end(self, place: _Place) -> int:
+    def _end(self, place: _Place) -> None:
         assert place.child  # noqa: S101
-        status = place.child.end()
+        place.child.end()
         place.child, place.ready, place.since = None, False, 0.0
-        return status
 
     def _back_off(self, place: _Place) -> None:
         place.since = monotonic() + BACK_OFF_S[min(place.failures, len(BACK_OFF_S) - 1)]

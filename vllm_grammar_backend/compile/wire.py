@@ -1,8 +1,8 @@
 """What parent and worker say to each other.
 
 To the worker: `Start` in a file, then one pickled GrammarSpec per job, since the parent is trusted. Back: JSON and
-bytes, since the worker has met untrusted text. First `READY` or why not; then per job `TAKEN`, and `{}` with an
-artefact, or a verdict, or the name of what went wrong.
+bytes, since the worker has met untrusted text. First `READY`, its process number and a handle to it, or why not; then
+per job `TAKEN`, and `{}` with an artefact, or a verdict, or the name of what went wrong. Last, `ended`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from threading import get_native_id
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ READY: Final = b"ready"
 TAKEN: Final = b"taken"
 """The worker lived when the job reached it: should it end now, the job may be the reason."""
 ARTEFACT_FOLLOWS: Final = b"{}"
+_ENDED: Final = b"ended "
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class Start:
     backend: str
     vocabulary: Vocabulary
     mask_budget_ms: float
+
+
+def ended(status: int) -> bytes:
+    """The last message of a worker, which is not its own: its exit status, negative for a signal."""
+    return _ENDED + str(status).encode()
+
+
+def read_ended(message: bytes) -> int | None:
+    """The exit status, None for any other message."""
+    return int(message.removeprefix(_ENDED)) if message.startswith(_ENDED) else None
 
 
 def failure(error: Exception) -> bytes:
@@ -49,4 +61,10 @@ def read_failure(message: bytes) -> Exception:
 
 def step_back() -> None:
     """Lower the priority of the calling thread: Linux schedules threads one by one."""
-    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+    thread = get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, at most 15 characters."""
+    Path("/proc/self/comm").write_text(name, encoding="ascii")
