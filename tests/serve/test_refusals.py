@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from tests.serve.client import ENDPOINTS, Answer, Endpoint, ask, body_for, send
 from tests.serve.conftest import Served
+from tests.serve.metrics import await_samples
 from tests.serve.refusals import MARKER, OPTIONS, OTHER_KINDS, SCHEMAS, Refusal
 from vllm_grammar_backend.errors import ErrorCode
 
@@ -157,6 +161,38 @@ def test_a_client_that_leaves_while_its_schema_is_compiled_harms_nobody(served: 
         choice = ask(served.server.client, "chat", json_schema=small, max_tokens=40).only
     assert wrong == []
     served.judge.check_json(small, choice)
+
+
+def workers(group: int) -> dict[int, float]:
+    """The compile workers among a server's processes, and the CPU seconds of each."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            name, _, fields = (process / "stat").read_text().partition("(")[2].rpartition(") ")
+            if name == "grammar-worker" and int(fields.split()[2]) == group:
+                found[int(process.name)] = sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def test_killed_workers_are_noticed_by_nobody(served: Served) -> None:
+    client, group = served.server.client, served.server.group
+    before = await_samples(client, lambda now: now.get("workers 0") == 2)
+    schema = SECONDS_OF_COMPILING[served.backend]("killed")
+    with neighbour(served) as wrong, ThreadPoolExecutor(1) as threads:
+        idle = workers(group)
+        assert len(idle) == 2
+        dear = threads.submit(ask, client, "chat", json_schema=schema, max_tokens=40)
+        while not any(spent > idle[pid] + 0.1 for pid, spent in workers(group).items()):
+            assert not dear.done()
+            time.sleep(0.01)
+        for pid in idle:
+            os.kill(pid, signal.SIGKILL)
+        assert ask(client, "chat", structured_outputs={"choice": ["compiled after that"]}).only.text
+        assert dear.result().status in (200, 400), "worked on again"
+    assert wrong == []
+    restarts = before.get("worker_restarts_total 0", 0) + 2
+    await_samples(client, lambda now: now["workers 0"] == 2 and now.get("worker_restarts_total 0", 0) >= restarts)
+    assert not workers(group).keys() & idle.keys()
 
 
 def _sequences(path: Path) -> list[tuple[str, dict[str, Any]]]:
