@@ -54,7 +54,7 @@ class Control:
         unknown = constraint.keys() - set(FIELDS)
         if unknown:
             reason = f"the fields are: {', '.join(FIELDS)}"
-            raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, reason, keyword=min(unknown)[:40])
+            raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, reason, keyword=ascii(min(unknown))[1:41])
         if not isinstance(constraint.get(OPTION, False), bool):
             raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, "it must be true or false", keyword=OPTION)
         given = SimpleNamespace(**{**dict.fromkeys(FIELDS), **constraint})
@@ -133,6 +133,6 @@ def read_cursor(cursor: str) -> list[str]:
     try:
         tenant, name = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         check_place(tenant, name)
-    except (ValueError, TypeError, binascii.Error, GrammarError):
+    except (ValueError, TypeError, RecursionError, binascii.Error, GrammarError):
         raise GrammarError(ErrorCode.UNSUPPORTED_OPTION, "it is none that was given out", keyword="cursor") from None
     return [tenant, name]

@@ -94,13 +94,16 @@ class Gate:
             self._in_background(self._watch(client))
 
     async def _watch(self, client: Any) -> None:
+        silent = False
         while True:
             try:
                 for facts in await client.call_utility_all_async(CALL, Verb.OBSERVE):
                     self._metrics.engine(facts)
+                silent = False
             except Exception as error:  # noqa: BLE001 - it is vLLM's to say that an engine has died
-                logger.warning("The engines' metrics are not updated any more: %s", type(error).__name__)
-                return
+                if not silent:
+                    logger.warning("The engines' metrics are not updated for now: %s", type(error).__name__)
+                silent = True
             await asyncio.sleep(WATCH_S)
 
     async def issue(self, params: Any, owner: str) -> Ticket:

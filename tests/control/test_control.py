@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,7 @@ NO_CONSTRAINT = [
     b'{"regex": "a", "whitespace_pattern": " "}',
     b'{"json": {"type": "string", "const": "\\ud800"}}',
     b'{"json": {"type": 7}}',
+    b'{"\\ud800": 1}',
 ]
 
 
@@ -248,7 +250,8 @@ def test_pages(deploy: Deploy) -> None:
         of_one = http.get("/v1/grammars", params={"tenant": "zeta"}).json()
         assert {row["tenant"] for row in of_one["grammars"]} == {"zeta"}
         assert of_one["next"] is None
-        for bad in ({"cursor": "x"}, {"cursor": "W10="}, {"tenant": "a b"}):
+        deep = base64.urlsafe_b64encode(b"[" * 30_000).decode()
+        for bad in ({"cursor": "x"}, {"cursor": "W10="}, {"cursor": deep}, {"tenant": "a b"}):
             assert http.get("/v1/grammars", params=bad).status_code == 400
         assert http.get("/v1/grammars", params={"limit": 0}).status_code == 422
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 from hypothesis import given, settings
@@ -135,6 +136,26 @@ def test_what_requests_still_hold_is_counted() -> None:
     del held
     gc.collect()
     assert cache.live_bytes == MIB
+
+
+def test_sizes_can_be_asked_for_while_grammars_come() -> None:
+    cache, kept, asked, stop = GrammarCache(4 * MIB), [grammar(1) for _ in range(2000)], 0, threading.Event()
+
+    def come() -> None:
+        while not stop.is_set():
+            kept.append(grammar(1))
+            cache.put(key("new"), kept[-1])
+
+    for one in kept:
+        cache.put(key("new"), one)
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        while asked < 200:
+            asked += cache.live_bytes > 0
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_what_does_not_fit_beside_pinned_ones_is_not_kept() -> None:

@@ -70,12 +70,19 @@ def test_over_a_name(make: Make) -> None:
     assert names.places() == [("other", "a")]
 
 
-def test_ranks_that_hear_two_writers_in_different_order_agree() -> None:
-    ranks, writes = (NamesInMemory(), NamesInMemory()), [saved("a", 1, saved_at=1.0), saved("a", 2, saved_at=2.0)]
-    for rank, order in zip(ranks, (writes, writes[::-1]), strict=True):
+def test_ranks_that_hear_two_writers_in_different_order_agree(make: Make) -> None:
+    names, first, second = make(), saved("a", 1, saved_at=1.0), saved("a", 2, saved_at=1.5)
+    for order in ((first, second), (second, first)):
         for write in order:
-            rank.save(write)
-    assert [rank.find(("acme", "a")) for rank in ranks] == [writes[1]] * 2
+            names.save(write)
+        assert names.find(("acme", "a")) == second
+
+
+def test_a_clock_that_was_ahead_keeps_nobody_out(make: Make) -> None:
+    names, later = make(), saved("a", 2, saved_at=1000.0)
+    names.save(saved("a", 1, saved_at=2000.0))
+    assert names.save(later) == "changed"
+    assert names.find(("acme", "a")) == later
 
 
 def test_pages_are_all_of_them_in_order(make: Make) -> None:

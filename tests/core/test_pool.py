@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import pytest
 from tests.workers import BOTH
 from vllm_grammar_backend import engines
 from vllm_grammar_backend.admission import admit
+from vllm_grammar_backend.compile.child import Child, Nursery
 from vllm_grammar_backend.compile.fair import Job
 from vllm_grammar_backend.compile.pool import GRACE_S, WorkerPool
+from vllm_grammar_backend.compile.wire import READY, Start, read_ended
 from vllm_grammar_backend.engines.vocabulary import byte_vocabulary
 from vllm_grammar_backend.errors import ErrorCode, GrammarError
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, GrammarSpec
@@ -159,6 +162,42 @@ def test_all_are_killed_at_once_and_nothing_is_lost() -> None:
         assert all(other.done.result(PATIENCE_S).nbytes for other in others)
         busy_pid(pool, job)  # done again
         assert not set(pool.pids) & set(first)
+
+
+def test_a_full_pipe_does_not_keep_the_nurse_from_her_other_children() -> None:
+    nursery = Nursery(Start("guidance", byte_vocabulary(), 20.0))
+    with closing(nursery):
+        children, theirs = [nursery.start() for _ in range(2)], Pipe()
+        found = nursery._nurse
+        assert found
+        with theirs[0], theirs[1]:
+            found.fork(theirs[1])
+            full = Child(theirs[0])
+            for child in (full, *children):
+                assert child.connection.recv_bytes() == READY
+                child.meet()
+            os.set_blocking(theirs[1].fileno(), False)
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(theirs[1].fileno(), bytes(4096))
+            os.kill(full.pid, signal.SIGKILL)
+            until(lambda: gone(full.pid))
+            os.kill(children[0].pid, signal.SIGKILL)
+            assert children[0].connection.poll(PATIENCE_S)
+            assert read_ended(children[0].connection.recv_bytes()) == -signal.SIGKILL
+            for child in (full, *children):
+                child.end()
+
+
+def test_workers_that_die_idle_are_not_replaced_without_end(pool: WorkerPool) -> None:
+    """The kernel ends them first where memory runs out, and a new one is there in no time."""
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        for pid in pool.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    assert 2 <= pool.restarts <= 4
 
 
 def test_a_worker_hears_of_its_own_parent_alone() -> None:

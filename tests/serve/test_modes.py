@@ -190,6 +190,8 @@ if __name__ == "__main__":
     params = SamplingParams(max_tokens=100, temperature=1.0, structured_outputs=StructuredOutputsParams(json=schema))
     found["twice"] = [llm.generate(["a", "b"], params)[i].outputs[0].text for i in (0, 1)]
     params.structured_outputs = StructuredOutputsParams(choice=["x", "yy"])
+    several = SamplingParams(n=3, max_tokens=100, structured_outputs=StructuredOutputsParams(json=schema))
+    found["several"] = [output.text for output in llm.generate("a", several)[0].outputs]
     found["changed"] = llm.generate("a", params)[0].outputs[0].text
     def refusal(call):
         try:
@@ -224,7 +226,8 @@ def test_offline_llm(tmp_path: Path, backend: str, executor: str) -> None:
     reports = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert reports, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(reports[-1].removeprefix("FOUND "))
-    for text in found["twice"]:
+    assert len(found["several"]) == 3
+    for text in found["twice"] + found["several"]:
         check_person(text)
     assert found["changed"] in ("x", "yy")
     assert found["after"] in ("x", "yy")

@@ -184,7 +184,9 @@ class GrammarCache:
         """Accounted bytes of all grammars that were put here and are still somewhere: those that running requests
         hold after their eviction are among them.
         """
-        return sum(max(grammar.nbytes, ENTRY_FLOOR) for grammar in list(self._alive))
+        with self._lock:
+            alive = list(self._alive)
+        return sum(max(grammar.nbytes, ENTRY_FLOOR) for grammar in alive)
 
     def __len__(self) -> int:
         return len(self._entries)

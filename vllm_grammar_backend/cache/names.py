@@ -35,6 +35,9 @@ IN_ALL: Final = 100_000
 BYTES_IN_MEMORY: Final = 256 * 1024 * 1024
 """Of text, where there is no store."""
 
+AT_ONCE_S: Final = 2.0
+"""Two who write within this write at the same time; a greater difference is one of clocks."""
+
 Change = Literal["new", "changed", "same"]
 Place = tuple[str, str]
 """Tenant and name, both as `tenant.check_name` wants them, so that neither leads out of a directory."""
@@ -101,8 +104,7 @@ class NamesInMemory:
 
     def save(self, saved: Saved) -> Change:
         before = self._saved.get(saved.place)
-        # Ranks may hear of two writers in different order: the later one wins in all of them.
-        if before is not None and before.saved_at > saved.saved_at:
+        if overtaken(before, saved):
             return "same"
         if before is None:
             check_room(self._held[saved.tenant], len(self._saved), self._bounds)
@@ -117,9 +119,11 @@ class NamesInMemory:
 
     def forget(self, place: Place) -> bool:
         gone = self._saved.pop(place, None)
+        if gone is None:
+            return False
         self._bytes -= _size(gone)
-        self._held[place[0]] -= gone is not None
-        return gone is not None
+        self._held[gone.tenant] -= 1
+        return True
 
     def find(self, place: Place) -> Saved | None:
         return self._saved.get(place)
@@ -140,6 +144,8 @@ class NamesOnDisk:
 
     def save(self, saved: Saved) -> Change:
         before = self.find(saved.place)
+        if overtaken(before, saved):
+            return "same"
         path = self._path(saved.place)
         if before is None and not path.exists():
             check_room(len(self.places(saved.tenant)), len(self.places()), self._bounds)
@@ -186,6 +192,11 @@ def check_room(held: int, in_all: int, bounds: tuple[int, int]) -> None:
         if count >= bound:
             reason = f"{whose} {count} saved names, as many as there may be"
             raise GrammarError(ErrorCode.OVER_QUOTA, reason, hint="Delete some of them.")
+
+
+def overtaken(before: Saved | None, now: Saved) -> bool:
+    """Ranks may hear of two writers in different order: the later one wins in all of them."""
+    return before is not None and 0 < before.saved_at - now.saved_at < AT_ONCE_S
 
 
 def change(before: Saved | None, now: Saved) -> Change:

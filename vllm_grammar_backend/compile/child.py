@@ -19,6 +19,8 @@ from typing import Any, Final
 from vllm_grammar_backend.compile.wire import Start
 from vllm_grammar_backend.settings import environment_without_threads
 
+DEATH_MS: Final = 2000
+"""After a SIGKILL; returning gigabytes takes the kernel tenths of a second."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -83,7 +85,8 @@ class _Nurse:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(DEATH_MS / 1000)
         self._control.close()
 
 
@@ -98,7 +101,7 @@ class Child:
         self._handle: int | None = None
 
     def meet(self) -> None:
-        """Read what follows `READY`. Raises OSError."""
+        """Read what follows `READY`. Raises EOFError, OSError, ValueError or RuntimeError where that does not come."""
         self.pid = int(self.connection.recv_bytes())
         self._handle = recv_handle(self.connection)
 
@@ -111,7 +114,9 @@ class Child:
             return 0
 
     def end(self) -> None:
-        """Kill it if it lives, and wait for the kernel to take its memory back."""
+        """Kill it if it lives, and wait for the kernel to take its memory back: a moment at most, since a process may
+        hang in the kernel where no signal reaches it.
+        """
         self.connection.close()
         if self._handle is None:
             return  # where it has yet to begin, it finds the pipe closed
@@ -119,6 +124,6 @@ class Child:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         death = select.poll()
         death.register(self._handle, select.POLLIN)
-        death.poll()
+        death.poll(DEATH_MS)
         os.close(self._handle)
         self._handle = None

@@ -55,7 +55,7 @@ class Job:
         with suppress(InvalidStateError):  # abandoned meanwhile
             self.done.set_result(grammar)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):
             self.done.set_exception(error)
 

@@ -6,6 +6,7 @@ descriptors. It never sees a schema. Each message on CONTROL brings the pipe of 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -36,9 +37,10 @@ def main() -> None:
         if len(list(_THREADS.iterdir())) > 1:
             raise StartupError(f"the {start.backend} library starts threads, which do not survive a fork")
     except Exception as error:  # noqa: BLE001 - no schema is here, so the parent may log its text
-        pipe = _next_pipe(control)
-        if pipe is not None:
-            Connection(pipe).send_bytes(f"{type(error).__name__}: {error}".encode())
+        with contextlib.suppress(EOFError):
+            pipe = _next_pipe(control)
+            if pipe is not None:
+                Connection(pipe).send_bytes(f"{type(error).__name__}: {error}".encode())
         return
     gc.collect()
     gc.freeze()  # what all workers share is neither visited nor copied by their collectors
@@ -62,20 +64,36 @@ class Nurse:
             for key, _ in self._events.select():
                 if key.fileobj is not self._control:
                     self._bury(key.fd)
-                elif (pipe := _next_pipe(self._control)) is None:
+                    continue
+                try:
+                    pipe = _next_pipe(self._control)
+                except EOFError:
+                    # A worker whose library hears nothing for long would not see that its own pipe is closed.
+                    for handle in self._pipes:
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return
-                else:
+                if pipe is not None:
                     self._fork(Connection(pipe))
 
     def _fork(self, pipe: Connection[Any, Any]) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            pipe.close()  # the parent sees that, and asks again in a while
+            return
         if pid == 0:
             try:
                 self._forget()
                 worker.main(pipe, self._engine, self._mask_budget_ms)
             finally:
                 os._exit(1)  # reached where `main` raised
-        handle = os.pidfd_open(pid)
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pipe.close()
+            return
         self._pipes[handle] = pid, pipe
         self._events.register(handle, selectors.EVENT_READ)
 
@@ -92,16 +110,21 @@ class Nurse:
         os.close(handle)
         pid, pipe = self._pipes.pop(handle)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with pipe:
-            try:
-                pipe.send_bytes(wire.ended(status))
-            except OSError:
-                return  # the parent ended it itself
+        # The worker's last words may fill the pipe, and whoever is to read them may be reading another one's.
+        os.set_blocking(pipe.fileno(), False)
+        with pipe, contextlib.suppress(OSError):  # or the parent ended it itself
+            pipe.send_bytes(wire.ended(status))
 
 
 def _next_pipe(control: socket.socket) -> int | None:
-    """The descriptor that the next message brings; None where the parent is gone."""
-    pipes = socket.recv_fds(control, 1, 1)[1]
+    """The descriptor that the next message brings; None where this process may open no more.
+
+    Raises:
+        EOFError: the parent is gone.
+    """
+    message, pipes, _, _ = socket.recv_fds(control, 1, 1)
+    if not message:
+        raise EOFError
     return pipes[0] if pipes else None
 
 

@@ -36,7 +36,11 @@ START_LIMIT_S: Final = 300.0
 START_WAIT_S: Final = 60.0
 """So long a job waits for the first worker to start."""
 BACK_OFF_S: Final = (0.0, 0.2, 1.0, 5.0, 30.0)
-"""Before the next start, by how many workers in a row ended without an answer."""
+"""Before the next start, by how many workers in a row ended without an answer and without a job to blame."""
+LIVED_S: Final = 60.0
+"""One that lived so long ended for a reason of its own."""
+CRASH_PAUSE_S: Final = 0.1
+"""Before the next start where a job may be to blame: such a job is given up soon, and others wait."""
 LOSSES: Final = 2
 """A job that was being worked on when so many workers ended is at fault itself."""
 QUEUE_DEADLINES: Final = 3
@@ -62,6 +66,8 @@ class _Place:
     base_bytes: int = 0
     """Resident before this job: an allocator keeps some of what earlier ones took."""
     failures: int = 0
+    born: float = 0.0
+    """When its worker was started."""
 
 
 class WorkerPool:
@@ -125,7 +131,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Of the workers that can take a job or have one."""
-        return [place.child.pid for place in self._places if place.child and place.ready]
+        return [child.pid for place in self._places if (child := place.child) and place.ready]
 
     def close(self) -> None:
         """End the workers. Jobs that are not done fail as retryable."""
@@ -145,7 +151,8 @@ class WorkerPool:
         for place in self._places:
             if place.child:
                 place.child.end()
-        jobs = [*self._queue, *(place.job for place in self._places if place.job)]
+        with self._lock:
+            jobs = [*self._queue, *(place.job for place in self._places if place.job)]
         for job in jobs:
             job.fail(GrammarError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
         self._nursery.close()
@@ -192,7 +199,7 @@ class WorkerPool:
             yield 0.0 if idle else max(0.0, oldest + self._longest_wait - now)
 
     def _start(self, place: _Place) -> None:
-        place.since = monotonic()
+        place.since = place.born = monotonic()
         try:
             place.child = self._nursery.start()
         except OSError as error:
@@ -219,10 +226,10 @@ class WorkerPool:
             artefact = place.child.connection.recv_bytes() if message == ARTEFACT_FOLLOWS else None
             if message == READY and not place.ready:
                 place.child.meet()
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError, RuntimeError):
             self._lost(place)
             return
-        status = read_ended(message)
+        status = read_ended(message if artefact is None else artefact)
         if status is not None:
             self._lost(place, status)
             return
@@ -276,13 +283,15 @@ class WorkerPool:
 
     def _lost(self, place: _Place, status: int | None = None) -> None:
         """A worker ended, or never got ready, without our doing; its exit status where that is known."""
-        job, was_ready, told = place.job, place.ready, "" if status is None else f" (exit status {status})"
+        job, told = place.job, "" if status is None else f" (exit status {status})"
         self._end(place)
         self.restarts += 1
+        if job is None or not place.taken:
+            self._back_off(place)
+        else:
+            place.since = monotonic() + CRASH_PAUSE_S
         if job is None:
             logger.warning("A compile worker ended%s and is replaced", told)
-            if not was_ready:
-                self._back_off(place)
             return
         place.job = None
         job.lost += place.taken
@@ -292,8 +301,6 @@ class WorkerPool:
             self._queue.put_back(job) if again else self._queue.finished(job)
         if not again:
             job.fail(_KILLED if status in (None, -signal.SIGKILL) else _CRASHED)
-        if place.taken:
-            self._back_off(place)
 
     def _end(self, place: _Place) -> None:
         assert place.child  # noqa: S101
@@ -301,6 +308,8 @@ class WorkerPool:
         place.child, place.ready, place.since = None, False, 0.0
 
     def _back_off(self, place: _Place) -> None:
+        if monotonic() - place.born > LIVED_S:
+            place.failures = 0
         place.since = monotonic() + BACK_OFF_S[min(place.failures, len(BACK_OFF_S) - 1)]
         place.failures += 1
 
@@ -324,7 +333,7 @@ class WorkerPool:
 def _load(engine: Engine, job: Job) -> None:
     try:
         grammar = engine.load(job.artefact)
-    except Exception as error:  # noqa: BLE001 - whoever waits is told
+    except BaseException as error:  # noqa: BLE001 - whoever waits is told; a library in Rust panics past Exception
         job.fail(error)
     else:
         job.succeed(grammar)

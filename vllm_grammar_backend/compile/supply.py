@@ -74,9 +74,13 @@ class Supply:
         """End the workers and the thread. Jobs that are not done fail as retryable."""
         self.pool.close()
         if self.store is not None:
-            self._loaders.shutdown()
             self._tasks.put(None)
             self._thread.join()
+            self._loaders.shutdown()
+            while not self._tasks.empty():  # what came last is written, or told that there is nobody any more
+                task = self._tasks.get()
+                if task is not None:
+                    task()
 
     def _run(self, store: ArtefactStore) -> None:
         looked = monotonic()
@@ -128,7 +132,7 @@ class Supply:
     def _load(self, store: ArtefactStore, want: _Want, artefact: bytes) -> None:
         try:
             grammar = self._engine.load(artefact)
-        except Exception as error:  # noqa: BLE001 - whatever the library says of it, it is compiled anew
+        except BaseException as error:  # noqa: BLE001 - whatever the library says of it, it is compiled anew
             logger.warning("Grammar %s: its stored artefact is unreadable (%s)", want.key.digest[:16], type(error))
             store.discard(want.key)
             self._tasks.put(partial(self._find, store, want))
@@ -137,7 +141,8 @@ class Supply:
 
 
 def _keep(store: ArtefactStore, want: _Want) -> None:
-    if want.job.artefact:
+    done = want.job.done
+    if want.job.artefact and not done.cancelled() and done.exception() is None:
         store.put(want.key, want.job.artefact)
     if want.claim:
         want.claim.release()

@@ -53,10 +53,14 @@ def failure(error: Exception) -> bytes:
 
 
 def read_failure(message: bytes) -> Exception:
-    answer: dict[str, Any] = json.loads(message)
-    if "verdict" in answer:
-        return GrammarError.from_data(answer["verdict"])
-    return RuntimeError(f"{answer['fault']} in a compile worker")
+    """What the worker says went wrong, or that it says what it should not."""
+    try:
+        answer: dict[str, Any] = json.loads(message)
+        if "verdict" in answer:
+            return GrammarError.from_data(answer["verdict"])
+        return RuntimeError(f"{answer['fault']} in a compile worker")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return RuntimeError(f"the answer of a compile worker is unreadable: {type(error).__name__}")
 
 
 def step_back() -> None:

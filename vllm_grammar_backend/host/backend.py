@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from copy import copy
 from time import perf_counter
 from typing import Any, Final
 
@@ -128,8 +129,7 @@ def _start_with_engine(original: Function) -> Function:
         from vllm.v1.engine.core import EngineCore
 
         original(self, vllm_config, *args, **kwargs)
-        found = pin.Pin.find(vllm_config.additional_config)
-        if found is not None:
+        if (found := pin.Pin.find(vllm_config.additional_config)) is not None:
             self.backend = start_backend(vllm_config, self.tokenizer, found)
             # Utility calls look up methods of EngineCore by name; vLLM has no registry for them.
             setattr(EngineCore, CALL, call_desk)
@@ -139,10 +139,11 @@ def _start_with_engine(original: Function) -> Function:
 
 def _init_grammar(original: Function) -> Function:
     def grammar_init(self: Any, request: Any) -> None:
-        wanted, params = request.structured_output_request, request.sampling_params
+        wanted = request.structured_output_request
         if wanted is None or not isinstance(self.backend, PinnedBackend):
             original(self, request)
             return
+        params = request.sampling_params = copy(request.sampling_params)  # in one process, the `n` answers share it
         backend, stops = self.backend, params.all_stop_token_ids
         try:
             asked = ticket.ticket_of(params, backend.defaults, backend.service.settings.limits)
