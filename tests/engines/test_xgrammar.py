@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests import tokenizers
 from tests.engines.contract import EngineContract
 from tests.engines.vocabularies import SMALL, spell
 from vllm_grammar_backend.admission import admit
+from vllm_grammar_backend.engines import xgrammar
 from vllm_grammar_backend.engines.xgrammar import XgrammarEngine
 from vllm_grammar_backend.engines.xgrammar_trie import library_info, subtree_ends, tokenizer_info
 from vllm_grammar_backend.grammar import GrammarKind, GrammarOptions, Whitespace
@@ -42,8 +44,11 @@ def test_a_small_grammar_is_no_large_artefact() -> None:
         assert (rows[0] == rows[1]).all()
 
 
-def test_a_large_compile_is_written_as_the_library_writes_it() -> None:
-    words = admit(GrammarKind.CHOICE, [f"word {number} of many" for number in range(3_000)], GrammarOptions(), Limits())
+def test_what_is_sooner_written_than_compiled_is_written_as_the_library_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xgrammar, "DUMPED_PER_S", inf)
+    words = admit(GrammarKind.CHOICE, [f"word {number} of many" for number in range(300)], GrammarOptions(), Limits())
     engine = XgrammarEngine(tokenizers.vocabulary("smollm2"))
     grammar = engine.compile(prepare(words, "xgrammar"))
     assert grammar.source is None

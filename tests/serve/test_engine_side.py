@@ -35,13 +35,19 @@ def backend() -> PinnedBackend:
 
 
 def grammar_init(backend: Any, params: Any, *, asynchronous: bool = True) -> Any:
+    return started(backend, params, asynchronous=asynchronous).structured_output_request.grammar
+
+
+def started(backend: Any, params: Any, *, asynchronous: bool = True) -> Any:
+    """The engine's request."""
+
     def stock(*_: object) -> None:
         pytest.fail("vLLM's own grammar_init was called")
 
     manager = SimpleNamespace(backend=backend, _use_async_grammar_compilation=asynchronous)
-    wanted = SimpleNamespace(grammar=None)
-    SEAMS[1].wrap(stock)(manager, SimpleNamespace(structured_output_request=wanted, sampling_params=params))
-    return wanted.grammar
+    request = SimpleNamespace(structured_output_request=SimpleNamespace(grammar=None), sampling_params=params)
+    SEAMS[1].wrap(stock)(manager, request)
+    return request
 
 
 def params_of(*, with_ticket: bool) -> Any:
@@ -55,12 +61,14 @@ def params_of(*, with_ticket: bool) -> Any:
 @pytest.mark.parametrize("with_ticket", [True, False])
 def test_the_text_is_gone_once_the_grammar_is_asked_for(backend: PinnedBackend, *, with_ticket: bool) -> None:
     params = params_of(with_ticket=with_ticket)
-    grammar = grammar_init(backend, params)
+    request = started(backend, params)
+    grammar, before, params = request.structured_output_request.grammar, params, request.sampling_params
     made = grammar.result(60) if isinstance(grammar, Future) else grammar
     assert isinstance(made, PinnedGrammar)
     assert "top-secret-text" not in repr(params)
     assert "top-secret-text" not in json.dumps(params.extra_args)
     assert params.structured_outputs is not None, "vLLM takes the request for an unconstrained one"
+    assert before == params_of(with_ticket=with_ticket), "the answers of one request share it"
 
 
 def test_compiled_in_place_where_vllm_wants_it(backend: PinnedBackend) -> None:
