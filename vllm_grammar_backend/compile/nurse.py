@@ -70,7 +70,8 @@ class Nurse:
                 except EOFError:
                     # A worker whose library hears nothing for long would not see that its own pipe is closed.
                     for handle in self._pipes:
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return
                 if pipe is not None:
                     self._fork(Connection(pipe))
@@ -86,7 +87,7 @@ class Nurse:
                 self._forget()
                 worker.main(pipe, self._engine, self._mask_budget_ms)
             finally:
-                os._exit(1)  # reached where `main` raised
+                os._exit(1)  # whatever ended it, nothing of the nurse's may run here
         try:
             handle = os.pidfd_open(pid)
         except OSError:

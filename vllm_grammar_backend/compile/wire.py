@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_native_id
@@ -70,5 +71,6 @@ def step_back() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show, at most 15 characters."""
-    Path("/proc/self/comm").write_text(name, encoding="ascii")
+    """What `ps` and `top` show, at most 15 characters; the old name where /proc is read-only."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="ascii")
